@@ -1,0 +1,1 @@
+"""Octavo: an LLM inference engine with a paged KV cache."""

@@ -1,0 +1,1 @@
+"""The words every room shares: errors, sampling parameters, outputs, the step contract."""

@@ -1,0 +1,21 @@
+"""Options, what they resolve to, and why."""
+
+from octavo.base.environment import Environment, read_environment
+from octavo.config.args import EngineArgs, ServerArgs, with_environment
+from octavo.config.machine import Machine, probe_machine
+from octavo.config.resolve import Decision, EngineConfig, ModelFacts, blocks_for, resolve
+
+__all__ = [
+    "Decision",
+    "EngineArgs",
+    "EngineConfig",
+    "Environment",
+    "Machine",
+    "ModelFacts",
+    "ServerArgs",
+    "blocks_for",
+    "probe_machine",
+    "read_environment",
+    "resolve",
+    "with_environment",
+]
