@@ -1,0 +1,1 @@
+"""The tests of octavo; `tests.support` holds what several rooms need."""

@@ -1,0 +1,1 @@
+"""Writers of small model files for tests."""
