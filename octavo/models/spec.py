@@ -37,12 +37,14 @@ class RopeSpec:
     interleaved: pairs are (2i, 2i+1); otherwise (i, i + dim/2). A checkpoint's format decides: GGUF
         files of the llama architecture hold q and k permuted for interleaved pairs.
     linear_factor: positions are divided by it.
+    factors: each pair's frequency is divided by its own (a GGUF file's rope_freqs tensor).
     """
 
     theta: float
     dim: int
     interleaved: bool
     linear_factor: float = 1.0
+    factors: tuple[float, ...] | None = None
     llama3: Llama3Scaling | None = None
 
 

@@ -1,0 +1,136 @@
+// The C ABI that octavo/backends/native/library.py binds. No exception crosses it; a failure
+// returns −1 or null and leaves its text in octavo_last_error().
+#include <exception>
+#include <string>
+
+#include "kernels.h"
+#include "tape.h"
+
+#define OCTAVO_API extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+thread_local std::string last_error;
+
+template <class F>
+int guarded(F&& work) {
+  try {
+    work();
+    return 0;
+  } catch (const std::exception& e) {
+    last_error = e.what();
+    return -1;
+  }
+}
+
+}  // namespace
+
+using octavo::Model;
+
+// One row's parameters as they cross the ABI.
+struct RowArguments {
+  float temperature, top_p, min_p, repetition, presence, frequency;
+  int32_t top_k, prompt_len, min_len, num_logprobs;
+  uint64_t seed;
+  int32_t stops, biases, alloweds, bad_tokens, bad_words, padding;
+  const int32_t *stop_ids, *bias_ids, *allowed_ids, *bad_ids, *bad_ends;
+  const float* bias;
+};
+
+OCTAVO_API int32_t octavo_abi_version() { return 1; }
+
+OCTAVO_API const char* octavo_last_error() { return last_error.c_str(); }
+
+OCTAVO_API int32_t octavo_detect_isa() { return static_cast<int32_t>(octavo::detect_isa()); }
+
+OCTAVO_API int32_t octavo_select_isa(int32_t isa) {
+  if (isa < 0 || isa > octavo_detect_isa()) return -1;
+  octavo::select_isa(static_cast<octavo::Isa>(isa));
+  return 0;
+}
+
+// Bytes of a packed weight, or −1 if the format cannot hold this width.
+OCTAVO_API int64_t octavo_weight_bytes(int32_t format, int64_t n, int64_t k) {
+  octavo::Weight w;
+  if (octavo::plan_weight(static_cast<octavo::Format>(format), n, k, &w) != 0) return -1;
+  return w.bytes;
+}
+
+// 1 if the format's activations are quantised, else 0.
+OCTAVO_API int32_t octavo_weight_act(int32_t format) {
+  octavo::Weight w;
+  octavo::plan_weight(static_cast<octavo::Format>(format), 16, 256, &w);
+  return static_cast<int32_t>(octavo::weight_act(w));
+}
+
+OCTAVO_API int64_t octavo_act_bytes(int64_t rows, int64_t k) {
+  return octavo::act_bytes(octavo::Act::q8, rows, k);
+}
+
+OCTAVO_API Model* octavo_model_new(const octavo::Dims* dims) {
+  Model* model = nullptr;
+  guarded([&] { model = new Model(*dims); });
+  return model;
+}
+
+OCTAVO_API void octavo_model_free(Model* model) { delete model; }
+
+OCTAVO_API int32_t octavo_add_weight(Model* model, int32_t format, int64_t n, int64_t k,
+                                     const uint8_t* source) {
+  int index = -1;
+  guarded([&] { index = model->add_weight(static_cast<octavo::Format>(format), n, k, source); });
+  return index;
+}
+
+OCTAVO_API int32_t octavo_add_vector(Model* model, const float* values, int64_t n) {
+  int index = -1;
+  guarded([&] { index = model->add_vector(values, n); });
+  return index;
+}
+
+OCTAVO_API int32_t octavo_set_tape(Model* model, int32_t which, const octavo::Record* records,
+                                   int32_t count) {
+  return guarded([&] { model->set_tape(which, records, count); });
+}
+
+OCTAVO_API int32_t octavo_set_row(Model* model, int32_t row, const RowArguments* a) {
+  return guarded([&] {
+    octavo::RowSampling& r = model->row(row);
+    r.temperature = a->temperature;
+    r.top_p = a->top_p;
+    r.min_p = a->min_p;
+    r.repetition = a->repetition;
+    r.presence = a->presence;
+    r.frequency = a->frequency;
+    r.top_k = a->top_k;
+    r.prompt_len = a->prompt_len;
+    r.min_len = a->min_len;
+    r.num_logprobs = a->num_logprobs;
+    r.seed = a->seed;
+    r.stop_ids.assign(a->stop_ids, a->stop_ids + a->stops);
+    r.bias_ids.assign(a->bias_ids, a->bias_ids + a->biases);
+    r.bias.assign(a->bias, a->bias + a->biases);
+    r.bad_words.assign(a->bad_ids, a->bad_ids + a->bad_tokens);
+    r.bad_word_ends.assign(a->bad_ends, a->bad_ends + a->bad_words);
+    r.allowed.clear();
+    if (a->alloweds >= 0) {
+      r.allowed.resize(static_cast<size_t>(model->dims().vocab + 31) / 32);
+      for (int32_t i = 0; i < a->alloweds; ++i) {
+        const auto id = static_cast<uint32_t>(a->allowed_ids[i]);
+        r.allowed[id / 32] |= 1u << id % 32;
+      }
+    }
+  });
+}
+
+OCTAVO_API int32_t octavo_forward(Model* model, const octavo::Batch* batch) {
+  return guarded([&] { model->forward(*batch); });
+}
+
+OCTAVO_API int32_t octavo_sample(Model* model, const octavo::Batch* batch) {
+  return guarded([&] { model->sample(*batch); });
+}
+
+OCTAVO_API int32_t octavo_logits(Model* model, const octavo::Batch* batch, float* out) {
+  return guarded([&] { model->logits(*batch, out); });
+}

@@ -1,0 +1,177 @@
+// Paged attention by online softmax (Milakov and Gimelshein, 2018) over tiles of 64 keys.
+//
+// Tiles start at positions that are multiples of 64 and a query's arithmetic inside a tile does not
+// depend on the other queries, so a token's result is the same whether it is computed alone, in a
+// chunk or in a batch. Per tile: scores = scale · q·k summed over the dimension in order; keys the
+// query does not see weigh 0; then the running maximum, sum and output are rescaled.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "../kernels.h"
+#include "rowwise.h"
+
+namespace octavo {
+namespace {
+
+struct AttentionScratch {
+  float* keys;    // [dim][64]
+  float* values;  // [64][dim]
+  float* scores;  // [queries][64]
+  float* out;     // [queries][dim]
+  float* top;     // [queries] running maximum
+  float* sum;     // [queries]
+};
+
+inline AttentionScratch split_scratch(const AttentionCall& c) {
+  const int64_t queries = static_cast<int64_t>(kQueryTile) * c.heads;
+  AttentionScratch s;
+  s.keys = c.scratch;
+  s.values = s.keys + kKeyTile * c.dim;
+  s.scores = s.values + kKeyTile * c.dim;
+  s.out = s.scores + queries * kKeyTile;
+  s.top = s.out + queries * c.dim;
+  s.sum = s.top + queries;
+  return s;
+}
+
+// Keys [tile, tile + 64) that lie in [first, end), widened to float; the rest is zero, so that
+// neither foreign nor unwritten memory can reach a result.
+template <class V>
+inline void load_tile(const AttentionCall& c, int64_t tile, int64_t first, int64_t end,
+                      const AttentionScratch& s) {
+  const int64_t dim = c.dim;
+  if (first > tile || end < tile + kKeyTile) {
+    std::memset(s.keys, 0, sizeof(float) * static_cast<size_t>(2 * kKeyTile * dim));
+  }
+  for (int64_t p = std::max(tile, first); p < std::min(tile + kKeyTile, end); ++p) {
+    const uint16_t* block = c.pool + c.table[p / c.block_size] * c.block_elements;
+    const int64_t entry = p % c.block_size * dim;
+    const uint16_t* k = block + c.k_offset + entry;
+    const uint16_t* v = block + c.v_offset + entry;
+    float* values = s.values + (p - tile) * dim;
+    float* keys = s.keys + (p - tile);
+    int64_t d = 0;
+    for (; d + 16 <= dim; d += 16) {
+      float wide[16];
+      V::store(wide, V::load_bf16(k + d));
+      for (int i = 0; i < 16; ++i) keys[(d + i) * kKeyTile] = wide[i];
+      V::store(values + d, V::load_bf16(v + d));
+    }
+    for (; d < dim; ++d) {
+      const uint32_t kb = static_cast<uint32_t>(k[d]) << 16, vb = static_cast<uint32_t>(v[d]) << 16;
+      std::memcpy(keys + d * kKeyTile, &kb, 4);
+      std::memcpy(values + d, &vb, 4);
+    }
+  }
+}
+
+inline const float* query_at(const AttentionCall& c, int64_t j) {
+  return c.q + j / c.heads * c.stride + j % c.heads * c.dim;
+}
+
+// scores[j0 .. j0+N) × 64 keys.
+template <class V, int N>
+inline void score_tile(const AttentionCall& c, int64_t j0, const AttentionScratch& s) {
+  using F = typename V::F;
+  const float* q[N];
+  for (int j = 0; j < N; ++j) q[j] = query_at(c, j0 + j);
+  for (int64_t key = 0; key < kKeyTile; key += 32) {
+    F a[N], b[N];
+    for (int j = 0; j < N; ++j) a[j] = b[j] = V::fzero();
+    for (int64_t d = 0; d < c.dim; ++d) {
+      const F k0 = V::load(s.keys + d * kKeyTile + key);
+      const F k1 = V::load(s.keys + d * kKeyTile + key + 16);
+      for (int j = 0; j < N; ++j) {
+        const F x = V::set1(q[j][d]);
+        a[j] = V::fma(k0, x, a[j]);
+        b[j] = V::fma(k1, x, b[j]);
+      }
+    }
+    for (int j = 0; j < N; ++j) {
+      float* row = s.scores + (j0 + j) * kKeyTile + key;
+      V::store(row, V::mul(a[j], c.scale));
+      V::store(row + 16, V::mul(b[j], c.scale));
+    }
+  }
+}
+
+// Scores of query j to weights; rescales what it has accumulated.
+template <class V>
+inline void softmax_tile(const AttentionCall& c, int64_t j, int64_t tile,
+                         const AttentionScratch& s) {
+  constexpr float none = -std::numeric_limits<float>::infinity();
+  float* row = s.scores + j * kKeyTile;
+  const int64_t position = c.first_position + j / c.heads;
+  const int64_t first = c.window ? std::max<int64_t>(0, position - c.window + 1) : 0;
+  const int64_t lo = std::clamp<int64_t>(first - tile, 0, kKeyTile);
+  const int64_t hi = std::clamp<int64_t>(position + 1 - tile, 0, kKeyTile);
+  if (lo >= hi) {
+    std::memset(row, 0, sizeof(float) * kKeyTile);
+    return;
+  }
+  std::fill(row, row + lo, none);
+  std::fill(row + hi, row + kKeyTile, none);
+  float top = s.top[j];
+  for (int64_t i = lo; i < hi; ++i) top = std::max(top, row[i]);
+  exp_all<V>(row, kKeyTile, top, row);
+  auto sum = V::fzero();
+  for (int64_t i = 0; i < kKeyTile; i += 16) sum = V::add(sum, V::load(row + i));
+  float rescale = s.top[j] - top;
+  exp_all<V>(&rescale, 1, 0.0f, &rescale);
+  s.sum[j] = s.sum[j] * rescale + lanes_sum<V>(sum);
+  s.top[j] = top;
+  if (rescale != 1.0f) {
+    float* out = s.out + j * c.dim;
+    for (int64_t d = 0; d < c.dim; ++d) out[d] *= rescale;
+  }
+}
+
+// out[j0 .. j0+N) += weights · values, keys in order.
+template <class V, int N>
+inline void value_tile(const AttentionCall& c, int64_t j0, const AttentionScratch& s) {
+  using F = typename V::F;
+  for (int64_t d = 0; d < c.dim; d += 16) {
+    const int64_t m = std::min<int64_t>(16, c.dim - d);
+    F acc[N];
+    for (int j = 0; j < N; ++j) acc[j] = V::load_n(s.out + (j0 + j) * c.dim + d, m);
+    for (int64_t key = 0; key < kKeyTile; ++key) {
+      const F v = V::load_n(s.values + key * c.dim + d, m);
+      for (int j = 0; j < N; ++j) {
+        acc[j] = V::fma(v, V::set1(s.scores[(j0 + j) * kKeyTile + key]), acc[j]);
+      }
+    }
+    for (int j = 0; j < N; ++j) V::store_n(s.out + (j0 + j) * c.dim + d, acc[j], m);
+  }
+}
+
+template <class V>
+void attention(const AttentionCall& c) {
+  const AttentionScratch s = split_scratch(c);
+  const int64_t queries = static_cast<int64_t>(c.tokens) * c.heads;
+  const int64_t end = c.first_position + c.tokens;
+  const int64_t first = c.window ? std::max<int64_t>(0, c.first_position - c.window + 1) : 0;
+  std::memset(s.out, 0, sizeof(float) * static_cast<size_t>(queries * c.dim));
+  std::fill(s.top, s.top + queries, -std::numeric_limits<float>::infinity());
+  std::fill(s.sum, s.sum + queries, 0.0f);
+  for (int64_t tile = first / kKeyTile * kKeyTile; tile < end; tile += kKeyTile) {
+    load_tile<V>(c, tile, first, end, s);
+    int64_t j = 0;
+    for (; j + 4 <= queries; j += 4) score_tile<V, 4>(c, j, s);
+    for (; j < queries; ++j) score_tile<V, 1>(c, j, s);
+    for (j = 0; j < queries; ++j) softmax_tile<V>(c, j, tile, s);
+    for (j = 0; j + 4 <= queries; j += 4) value_tile<V, 4>(c, j, s);
+    for (; j < queries; ++j) value_tile<V, 1>(c, j, s);
+  }
+  for (int64_t j = 0; j < queries; ++j) {
+    float* out = c.out + j / c.heads * c.stride + j % c.heads * c.dim;
+    const float inverse = 1.0f / s.sum[j];
+    for (int64_t d = 0; d < c.dim; ++d) out[d] = s.out[j * c.dim + d] * inverse;
+  }
+}
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,217 @@
+// The linear kernels, written once over a vector type of 16 lanes (one lane per row of a strip).
+// Each instruction set includes this in its own translation unit with its own `V`; everything is
+// in an anonymous namespace so that no code compiled for one set can be linked into another.
+//
+// V provides: F (16 floats), I (16 int32), C (64 code bytes) and the operations used below.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "../kernels.h"
+
+namespace octavo {
+namespace {
+
+template <class V>
+inline void store_row(const StripCall& c, int64_t row, typename V::F acc) {
+  float* out = c.out + row * c.ldo;
+  if (c.bias) acc = V::add(acc, V::load_n(c.bias, c.valid));
+  if (c.accumulate) acc = V::add(V::load_n(out, c.valid), acc);
+  V::store_n(out, acc, c.valid);
+}
+
+// The block's 8 code groups as vectors of bytes.
+template <class V, bool U4>
+inline void load_codes(const uint8_t* block, typename V::C* groups) {
+  if constexpr (U4) {
+    for (int j = 0; j < 4; ++j) {
+      const auto both = V::load_codes(block + 64 * j);
+      groups[j] = V::low_nibbles(both);
+      groups[j + 4] = V::high_nibbles(both);
+    }
+  } else {
+    for (int g = 0; g < 8; ++g) groups[g] = V::load_codes(block + 64 * g);
+  }
+}
+
+// R activation rows against one strip. Per block, in this order and whatever R is:
+//   scale only:  acc = fma(dot, wscale · ascale, acc)
+//   with min:    acc = fma(dot, wscale · ascale, acc); acc = fma(wmin, ascale · sum, acc)
+//   two halves:  acc = fma(dot0, wscale0 · ascale, acc); acc = fma(dot1, wscale1 · ascale, acc)
+template <class V, int32_t L, int R>
+inline void quant_rows(const StripCall& c, int64_t r0) {
+  using F = typename V::F;
+  using I = typename V::I;
+  constexpr bool u4 = is_u4(L);
+  constexpr bool with_min = L == kU4mF16 || L == kU4mF32 || L == kU8mF16 || L == kU8mF32;
+  constexpr bool wide_scale = L == kU4mF32 || L == kU8mF32 || L == kS8hF32;
+  constexpr bool halves = L == kS8hF32;
+  constexpr bool is_signed = L == kS8F16 || L == kS8hF32;
+  constexpr int64_t code_bytes = u4 ? 256 : 512;
+  constexpr int64_t bytes = unit_bytes(L);
+  Q8Row x[R];
+  F acc[R];
+  for (int r = 0; r < R; ++r) {
+    x[r] = q8_row(c.act, r0 + r, c.k);
+    acc[r] = V::fzero();
+  }
+  const int64_t blocks = c.k / kBlock;
+  const uint8_t* p = c.strip;
+  for (int64_t b = 0; b < blocks; ++b, p += bytes) {
+    if constexpr (R == 1) V::prefetch(p + 2048);
+    typename V::C groups[8];
+    load_codes<V, u4>(p, groups);
+    const uint8_t* q = p + code_bytes;
+    F scale, second;  // second: the mins, or the second half's scales
+    if constexpr (wide_scale) {
+      scale = V::load(reinterpret_cast<const float*>(q));
+      second = V::load(reinterpret_cast<const float*>(q + 64));
+    } else {
+      scale = V::load_f16(reinterpret_cast<const uint16_t*>(q));
+      second = with_min ? V::load_f16(reinterpret_cast<const uint16_t*>(q + 32)) : V::fzero();
+    }
+    for (int r = 0; r < R; ++r) {
+      const int8_t* xq = x[r].codes + b * kBlock;
+      I lo = V::izero(), hi = V::izero();
+      for (int g = 0; g < 4; ++g) {
+        lo = is_signed ? V::dot_s8(lo, groups[g], xq + 4 * g) : V::dot_u7(lo, groups[g], xq + 4 * g);
+        hi = is_signed ? V::dot_s8(hi, groups[g + 4], xq + 16 + 4 * g)
+                       : V::dot_u7(hi, groups[g + 4], xq + 16 + 4 * g);
+      }
+      const float ascale = x[r].scale[b];
+      if constexpr (halves) {
+        // The offset of the codes is taken back per half, with the half's own sum.
+        if constexpr (V::s8_offset != 0) {
+          int32_t sum_lo = 0;
+          for (int i = 0; i < 16; ++i) sum_lo += xq[i];
+          lo = V::isub(lo, V::s8_offset * sum_lo);
+          hi = V::isub(hi, V::s8_offset * (x[r].sum[b] - sum_lo));
+        }
+        acc[r] = V::fma(V::cvt(lo), V::mul(scale, ascale), acc[r]);
+        acc[r] = V::fma(V::cvt(hi), V::mul(second, ascale), acc[r]);
+      } else {
+        I dot = V::iadd(lo, hi);
+        if constexpr (L == kU4F16) dot = V::isub(dot, 8 * x[r].sum[b]);
+        if constexpr (L == kS8F16 && V::s8_offset != 0) {
+          dot = V::isub(dot, V::s8_offset * x[r].sum[b]);
+        }
+        acc[r] = V::fma(V::cvt(dot), V::mul(scale, ascale), acc[r]);
+        if constexpr (with_min) acc[r] = V::fma(second, V::set1(x[r].scaled_sum[b]), acc[r]);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r) store_row<V>(c, r0 + r, acc[r]);
+}
+
+template <class V, int32_t L>
+inline typename V::F load_weights(const uint8_t* strip, int64_t k) {
+  const uint8_t* p = strip + k * unit_bytes(L);
+  if constexpr (L == kF32) return V::load(reinterpret_cast<const float*>(p));
+  if constexpr (L == kF16) return V::load_f16(reinterpret_cast<const uint16_t*>(p));
+  return V::load_bf16(reinterpret_cast<const uint16_t*>(p));
+}
+
+// Float weights: lane sums over k ≡ 0, 1, 2, 3 (mod 4) separately, then (0 + 1) + (2 + 3).
+template <class V, int32_t L, int R>
+inline void float_rows(const StripCall& c, int64_t r0) {
+  using F = typename V::F;
+  const auto* x = static_cast<const float*>(c.act) + r0 * c.lda;
+  F acc[R][4];
+  for (int r = 0; r < R; ++r) {
+    for (int j = 0; j < 4; ++j) acc[r][j] = V::fzero();
+  }
+  int64_t k = 0;
+  for (; k + 4 <= c.k; k += 4) {
+    for (int j = 0; j < 4; ++j) {
+      const F w = load_weights<V, L>(c.strip, k + j);
+      for (int r = 0; r < R; ++r) {
+        acc[r][j] = V::fma(w, V::set1(x[r * c.lda + k + j]), acc[r][j]);
+      }
+    }
+  }
+  for (int j = 0; k < c.k; ++k, ++j) {
+    const F w = load_weights<V, L>(c.strip, k);
+    for (int r = 0; r < R; ++r) acc[r][j] = V::fma(w, V::set1(x[r * c.lda + k]), acc[r][j]);
+  }
+  for (int r = 0; r < R; ++r) {
+    const F sum = V::add(V::add(acc[r][0], acc[r][1]), V::add(acc[r][2], acc[r][3]));
+    store_row<V>(c, r0 + r, sum);
+  }
+}
+
+template <class V, int32_t L, int R>
+inline void rows(const StripCall& c, int64_t r0) {
+  if constexpr (is_float(L)) {
+    float_rows<V, L, R>(c, r0);
+  } else {
+    quant_rows<V, L, R>(c, r0);
+  }
+}
+
+// A strip stays in the first-level cache while blocks of rows pass over it.
+template <class V, int32_t L>
+void strip_of(const StripCall& c) {
+  constexpr int most = is_float(L) ? V::float_rows : V::quant_rows;
+  int64_t r = c.r0;
+  for (; r + most <= c.r1; r += most) rows<V, L, most>(c, r);
+  if constexpr (most > 4) {
+    for (; r + 4 <= c.r1; r += 4) rows<V, L, 4>(c, r);
+  }
+  if constexpr (most > 2) {
+    for (; r + 2 <= c.r1; r += 2) rows<V, L, 2>(c, r);
+  }
+  for (; r < c.r1; ++r) rows<V, L, 1>(c, r);
+}
+
+template <class V>
+void strip(int32_t layout, const StripCall& c) {
+  switch (layout) {
+    case kU4F16: return strip_of<V, kU4F16>(c);
+    case kU4mF16: return strip_of<V, kU4mF16>(c);
+    case kU4mF32: return strip_of<V, kU4mF32>(c);
+    case kS8F16: return strip_of<V, kS8F16>(c);
+    case kU8mF16: return strip_of<V, kU8mF16>(c);
+    case kU8mF32: return strip_of<V, kU8mF32>(c);
+    case kS8hF32: return strip_of<V, kS8hF32>(c);
+    case kF32: return strip_of<V, kF32>(c);
+    case kF16: return strip_of<V, kF16>(c);
+    default: return strip_of<V, kBF16>(c);
+  }
+}
+
+// One activation row to int8: per block of 32, scale = amax / 127, code = round to nearest even of
+// x / scale. A block with a NaN or an infinity gets the scale NaN, which makes this row's outputs
+// NaN and nobody else's.
+inline void quantize_row(const float* x, int64_t k, int8_t* codes, float* scale, int32_t* sum,
+                         float* scaled_sum) {
+  for (int64_t b = 0; b < k / kBlock; ++b, x += kBlock, codes += kBlock) {
+    float amax = 0.0f;
+    bool finite = true;
+    for (int i = 0; i < kBlock; ++i) {
+      amax = std::max(amax, std::fabs(x[i]));
+      finite &= std::fabs(x[i]) <= 3.4028235e38f;
+    }
+    const float d = finite ? amax / 127.0f : NAN;
+    // Below the normal range 1/d overflows; such values are zero beside anything that matters.
+    const float inverse = finite && d >= 1.17549435e-38f ? 1.0f / d : 0.0f;
+    int32_t total = 0;
+    for (int i = 0; i < kBlock; ++i) {
+      const float scaled = finite ? x[i] * inverse : 0.0f;
+      // Adding 1.5·2²³ rounds to a whole number, ties to even, in the low bits.
+      const float shifted = scaled + 12582912.0f;
+      int32_t bits;
+      std::memcpy(&bits, &shifted, 4);
+      const int32_t code = std::min(127, std::max(-127, bits - 0x4B400000));
+      codes[i] = static_cast<int8_t>(code);
+      total += code;
+    }
+    scale[b] = d;
+    sum[b] = total;
+    scaled_sum[b] = d * static_cast<float>(total);
+  }
+}
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,93 @@
+// How packed weights lie in memory. One layout for all instruction sets.
+//
+// A weight [n, k] is cut in strips of 16 rows; a strip is contiguous and independent of the others
+// (the last one is padded with zero rows).
+//
+// Quantised layouts: a strip is k/32 blocks, one after the other. In a block the codes come first,
+// in groups of 4 consecutive k for each of the 16 rows, so that one 64-byte load holds
+// 16 rows × 4 values, which is what a 4-way int8 dot product instruction accumulates in 16 lanes:
+//
+//   8-bit codes, 512 bytes:  [group 0..7][row 0..15][4]
+//   4-bit codes, 256 bytes:  [j 0..3][row 0..15][4], low nibble: group j, high nibble: group j + 4
+//
+// then the 16 rows' scales, then their mins (or a second set of scales).
+//
+//   layout       codes        scale          min            value                       from
+//   u4_f16       4-bit        f16            −              d·(q − 8)                   q4_0
+//   u4m_f16      4-bit        f16            f16            d·q + m                     q4_1
+//   u4m_f32      4-bit        f32            f32            d·q − m (−m is stored)      q4_k
+//   s8_f16       8-bit +128   f16            −              d·q                         q5_0, q8_0
+//   u8m_f16      8-bit        f16            f16            d·q + m                     q5_1
+//   u8m_f32      8-bit        f32            f32            d·q − m (−m is stored)      q5_k
+//   s8h_f32      8-bit +128   f32 × 2        −              d·q, a scale per 16 values  q6_k
+//
+// Float layouts: [k][row 0..15] of the source's own type.
+#pragma once
+#include <cstdint>
+
+#include "linear.h"
+
+namespace octavo {
+
+enum Layout : int32_t {
+  kU4F16 = 0, kU4mF16, kU4mF32, kS8F16, kU8mF16, kU8mF32, kS8hF32, kF32, kF16, kBF16,
+};
+
+constexpr int64_t kStrip = 16;  // rows per strip
+constexpr int64_t kBlock = 32;  // values per quantised block
+
+// Bytes of one block (quantised) or of one k (float) of a strip.
+constexpr int64_t unit_bytes(int32_t layout) {
+  switch (layout) {
+    case kU4F16: return 256 + 32;
+    case kU4mF16: return 256 + 64;
+    case kU4mF32: return 256 + 128;
+    case kS8F16: return 512 + 32;
+    case kU8mF16: return 512 + 64;
+    case kU8mF32: return 512 + 128;
+    case kS8hF32: return 512 + 128;
+    case kF32: return 64;
+    default: return 32;  // f16, bf16
+  }
+}
+
+constexpr bool is_float(int32_t layout) { return layout >= kF32; }
+constexpr bool is_u4(int32_t layout) { return layout <= kU4mF32; }
+
+constexpr int64_t strip_bytes(int32_t layout, int64_t k) {
+  return unit_bytes(layout) * (is_float(layout) ? k : k / kBlock);
+}
+
+// A row of int8 activations: k codes, then k/32 of each: scale, sum of codes, scale · sum.
+struct Q8Row {
+  const int8_t* codes;
+  const float* scale;
+  const int32_t* sum;
+  const float* scaled_sum;
+};
+
+constexpr int64_t q8_row_bytes(int64_t k) {
+  return (k + k / kBlock * 12 + 63) / 64 * 64;
+}
+
+inline Q8Row q8_row(const void* act, int64_t row, int64_t k) {
+  const auto* base = static_cast<const int8_t*>(act) + row * q8_row_bytes(k);
+  const int64_t blocks = k / kBlock;
+  const auto* scale = reinterpret_cast<const float*>(base + k);
+  const auto* sum = reinterpret_cast<const int32_t*>(scale + blocks);
+  return {base, scale, sum, reinterpret_cast<const float*>(sum + blocks)};
+}
+
+// One strip of a linear for rows [r0, r1); what an instruction set implements.
+struct StripCall {
+  const uint8_t* strip;
+  const void* act;
+  int64_t lda, k, r0, r1;
+  float* out;  // column 0 of the strip, row 0
+  int64_t ldo;
+  const float* bias;  // of the strip's rows, or null
+  int64_t valid;      // rows of the strip that exist, 1..16
+  bool accumulate;
+};
+
+}  // namespace octavo

@@ -1,0 +1,92 @@
+#include "linear.h"
+
+#include <algorithm>
+
+#include "kernels.h"
+
+namespace octavo {
+namespace {
+
+Isa chosen = Isa::portable;
+const Kernels* table = &kPortableKernels;
+
+// A tile is a run of strips × a run of rows. With few rows the weights' bytes are the work (about
+// 24 KiB a tile, one or two microseconds); with many, the multiplications are (64 rows × the strips
+// that stay in the second-level cache).
+constexpr int64_t kTileBytes = 24 * 1024;
+constexpr int64_t kTileRows = 64;
+
+struct Tiling {
+  int64_t strips_per_tile, strip_tiles, row_tiles;
+};
+
+Tiling tiling(const LinearCall& c) {
+  const int64_t strips = weight_strips(*c.w);
+  const int64_t bytes = strip_bytes(c.w->layout, c.w->k);
+  const int64_t per_tile = std::clamp<int64_t>(kTileBytes / bytes, 1, 16);
+  return {per_tile, (strips + per_tile - 1) / per_tile, (c.rows + kTileRows - 1) / kTileRows};
+}
+
+}  // namespace
+
+void select_isa(Isa isa) {
+  chosen = isa;
+  table = &kPortableKernels;
+#if defined(__x86_64__)
+  if (isa == Isa::avx2) table = &kAvx2Kernels;
+  if (isa == Isa::avx512) table = &kAvx512Kernels;
+#endif
+}
+
+const Kernels& kernels() { return *table; }
+
+Isa selected_isa() { return chosen; }
+
+Act weight_act(const Weight& w) { return is_float(w.layout) ? Act::f32 : Act::q8; }
+
+int64_t act_bytes(Act act, int64_t rows, int64_t k) {
+  return act == Act::f32 ? 0 : rows * q8_row_bytes(k);
+}
+
+void prepare_act(Act act, const float* x, int64_t ldx, int64_t k, int64_t rows, int64_t r0,
+                 int64_t r1, void* dst) {
+  (void)rows;
+  if (act == Act::f32) return;
+  for (int64_t r = r0; r < r1; ++r) {
+    const Q8Row row = q8_row(dst, r, k);
+    table->quantize(x + r * ldx, k, const_cast<int8_t*>(row.codes), const_cast<float*>(row.scale),
+                      const_cast<int32_t*>(row.sum), const_cast<float*>(row.scaled_sum));
+  }
+}
+
+int64_t linear_tiles(const LinearCall& c) {
+  const Tiling t = tiling(c);
+  return t.strip_tiles * t.row_tiles;
+}
+
+void linear_tile(const LinearCall& c, int64_t tile) {
+  const Tiling t = tiling(c);
+  // Row tiles are the inner index, so that neighbours share the weights' strips.
+  const int64_t first = tile / t.row_tiles * t.strips_per_tile;
+  const int64_t last = std::min(first + t.strips_per_tile, weight_strips(*c.w));
+  const int64_t r0 = tile % t.row_tiles * kTileRows;
+  const int64_t bytes = strip_bytes(c.w->layout, c.w->k);
+  for (int64_t s = first; s < last; ++s) {
+    const StripCall call = {
+        .strip = c.w->data + s * bytes,
+        .act = c.act,
+        .lda = c.lda,
+        .k = c.w->k,
+        .r0 = r0,
+        .r1 = std::min(r0 + kTileRows, c.rows),
+        .out = c.out + s * kStrip,
+        .ldo = c.ldo,
+        .bias = c.bias ? c.bias + s * kStrip : nullptr,
+        .valid = std::min(kStrip, c.w->n - s * kStrip),
+        .accumulate = c.accumulate,
+    };
+    table->strip(c.w->layout, call);
+  }
+}
+
+}  // namespace octavo

@@ -1,0 +1,337 @@
+#include "tape.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels.h"
+
+namespace octavo {
+namespace {
+
+// Round to nearest even; a NaN stays a NaN.
+uint16_t to_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return 0x7FC0;
+  return static_cast<uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
+}
+
+int64_t pool_bytes(const Dims& d) {
+  return int64_t{d.num_blocks} * d.layers_per_group * 2 * d.kv_heads * d.block_size * d.head_dim *
+         static_cast<int64_t>(sizeof(uint16_t));
+}
+
+int64_t align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+int64_t thread_scratch(const Dims& d) {
+  const int64_t floats = attention_scratch(d.head_dim, d.heads / d.kv_heads);
+  return align(std::max<int64_t>(floats * 4, sample_scratch_bytes(d.vocab)));
+}
+
+// Rows a thread claims at once: few, so that nobody waits, but not one by one.
+int64_t rows_per_claim(int64_t rows, int threads) {
+  return std::clamp<int64_t>(rows / (4 * threads), 1, 16);
+}
+
+void rotate(float* x, const float* table, int32_t half, bool interleaved) {
+  const float* cosine = table;
+  const float* sine = table + half;
+  for (int32_t i = 0; i < half; ++i) {
+    float& a = x[interleaved ? 2 * i : i];
+    float& b = x[interleaved ? 2 * i + 1 : i + half];
+    const float p = a * cosine[i] - b * sine[i];
+    b = a * sine[i] + b * cosine[i];
+    a = p;
+  }
+}
+
+}  // namespace
+
+Model::Model(const Dims& dims)
+    : dims_(dims),
+      scratch_bytes_(thread_scratch(dims)),
+      arena_(dims.arena_bytes),
+      weights_region_(dims.weight_bytes),
+      pool_(pool_bytes(dims)),
+      hidden_(int64_t{dims.max_rows} * dims.hidden * 4),
+      scratch_(scratch_bytes_ * dims.threads),
+      rows_(static_cast<size_t>(dims.max_rows)),
+      token_sequence_(static_cast<size_t>(dims.tile)),
+      team_(dims.threads) {}
+
+uint8_t* Model::take(int64_t bytes) {
+  if (used_ + align(bytes) > weights_region_.bytes()) return nullptr;
+  uint8_t* p = weights_region_.data() + used_;
+  used_ += align(bytes);
+  return p;
+}
+
+int Model::add_weight(Format format, int64_t n, int64_t k, const uint8_t* source) {
+  Weight w;
+  if (plan_weight(format, n, k, &w) != 0) return -1;
+  w.data = take(w.bytes);
+  if (!w.data) return -1;
+  struct Pack {
+    Weight* w;
+    const uint8_t* source;
+    std::atomic<int64_t> next{0};
+  } pack{&w, source};
+  team_.run(
+      [](void* context, int) {
+        auto& p = *static_cast<Pack*>(context);
+        const int64_t strips = weight_strips(*p.w);
+        constexpr int64_t some = 4;
+        for (int64_t s; (s = p.next.fetch_add(some)) < strips;) {
+          pack_weight(*p.w, p.source, s, std::min(s + some, strips));
+        }
+      },
+      &pack);
+  weights_.push_back(w);
+  return static_cast<int>(weights_.size()) - 1;
+}
+
+int Model::add_vector(const float* values, int64_t n) {
+  uint8_t* p = take(n * 4);
+  if (!p) return -1;
+  std::memcpy(p, values, static_cast<size_t>(n) * 4);
+  vectors_.push_back(reinterpret_cast<const float*>(p));
+  return static_cast<int>(vectors_.size()) - 1;
+}
+
+void Model::set_tape(int which, const Record* records, int count) {
+  Tape& tape = tapes_[which];
+  tape.records.assign(records, records + count);
+  tape.stages.clear();
+  for (int i = 0; i < count; ++i) {
+    if (i == 0 || records[i].new_stage) tape.stages.push_back({i, i});
+    tape.stages.back().last = i + 1;
+  }
+  tape.claims = std::make_unique<std::atomic<int64_t>[]>(tape.stages.size());
+}
+
+void Model::replay(int which, const Batch& batch) {
+  batch_ = batch;
+  Tape& tape = tapes_[which];
+  for (size_t i = 0; i < tape.stages.size(); ++i) {
+    tape.claims[i].store(0, std::memory_order_relaxed);
+  }
+  if (which == 0) plan_attention();
+  Replay context{this, &tape};
+  team_.run(
+      [](void* c, int thread) {
+        auto& r = *static_cast<Replay*>(c);
+        r.model->work(*r.tape, thread);
+      },
+      &context);
+}
+
+void Model::work(Tape& tape, int thread) {
+  for (size_t stage = 0; stage < tape.stages.size(); ++stage) {
+    if (stage > 0) team_.barrier();
+    run_stage(tape, stage, thread);
+  }
+}
+
+void Model::run_stage(Tape& tape, size_t stage, int thread) {
+  const Stage s = tape.stages[stage];
+  const Record& first = tape.records[static_cast<size_t>(s.first)];
+  auto& claim = tape.claims[stage];
+  switch (static_cast<Kind>(first.kind)) {
+    case Kind::linear: return run_linear(first, claim);
+    case Kind::attention: return run_attention(first, claim, thread);
+    case Kind::sample: return run_sample(first, claim, thread);
+    default: break;
+  }
+  const int64_t rows = static_cast<Kind>(first.kind) == Kind::gather ? batch_.gathers : batch_.rows;
+  const int64_t some = rows_per_claim(rows, team_.size());
+  for (int64_t begin; (begin = claim.fetch_add(some)) < rows;) {
+    for (int64_t row = begin; row < std::min(begin + some, rows); ++row) {
+      for (int i = s.first; i < s.last; ++i) {
+        run_row(tape.records[static_cast<size_t>(i)], static_cast<int32_t>(row));
+      }
+    }
+  }
+}
+
+void Model::run_row(const Record& r, int32_t row) {
+  const int32_t* n = r.n;
+  switch (static_cast<Kind>(r.kind)) {
+    case Kind::embed: {
+      const Weight& w = weights_[static_cast<size_t>(r.weight[0])];
+      float* out = floats(r.at[0], row, w.k);
+      weight_row(w, batch_.tokens[row], out);
+      for (int64_t i = 0; i < w.k; ++i) out[i] *= r.f[0];
+      return;
+    }
+    case Kind::rms_norm: {
+      const int64_t width = n[0], stride = n[2];
+      float* out = floats(r.at[0], row, stride);
+      const float* x = floats(r.at[1], row, stride);
+      for (int32_t g = 0; g < n[1]; ++g) {
+        kernels().rms_norm(x + g * width, vectors_[static_cast<size_t>(r.vector[0])], width, r.f[0],
+                           r.f[1], out + g * width);
+      }
+      return;
+    }
+    case Kind::quantize:
+      prepare_act(Act::q8, at<float>(r.at[1]), n[0], n[0], batch_.rows, row, row + 1,
+                  at<uint8_t>(r.at[0]));
+      return;
+    case Kind::rope_table: {
+      float* out = floats(r.at[0], row, 2 * n[0]);
+      const float* pair = vectors_[static_cast<size_t>(r.vector[0])];
+      for (int32_t i = 0; i < n[0]; ++i) {
+        // A frequency comes as two floats, high and low part, to keep it accurate over the context.
+        const double frequency = double{pair[2 * i]} + double{pair[2 * i + 1]};
+        const double angle = batch_.positions[row] * frequency;
+        out[i] = static_cast<float>(std::cos(angle));
+        out[n[0] + i] = static_cast<float>(std::sin(angle));
+      }
+      return;
+    }
+    case Kind::rope: {
+      float* x = floats(r.at[0], row, int64_t{n[0]} * n[1]);
+      const float* table = floats(r.at[1], row, 2 * n[2]);
+      for (int32_t h = 0; h < n[0]; ++h) rotate(x + h * n[1], table, n[2], n[3] != 0);
+      return;
+    }
+    case Kind::kv_store: return kv_store(r, row);
+    case Kind::act_mul:
+      kernels().act_mul(floats(r.at[1], row, n[0]), floats(r.at[2], row, n[0]), n[0], n[1],
+                        floats(r.at[0], row, n[0]));
+      return;
+    case Kind::add: {
+      float* out = floats(r.at[0], row, n[0]);
+      const float* a = floats(r.at[1], row, n[0]);
+      const float* b = floats(r.at[2], row, n[0]);
+      for (int32_t i = 0; i < n[0]; ++i) out[i] = a[i] + b[i];
+      return;
+    }
+    case Kind::gather:
+      std::memcpy(reinterpret_cast<float*>(hidden_.data()) +
+                      int64_t{batch_.gather_row[row]} * dims_.hidden,
+                  floats(r.at[0], batch_.gather_token[row], dims_.hidden),
+                  static_cast<size_t>(dims_.hidden) * 4);
+      return;
+    case Kind::load:
+      std::memcpy(floats(r.at[0], row, dims_.hidden),
+                  reinterpret_cast<float*>(hidden_.data()) +
+                      int64_t{batch_.sample_row[row]} * dims_.hidden,
+                  static_cast<size_t>(dims_.hidden) * 4);
+      return;
+    default: return;
+  }
+}
+
+void Model::kv_store(const Record& r, int32_t row) {
+  const int32_t sequence = token_sequence_[static_cast<size_t>(row)];
+  const int64_t table = (int64_t{r.n[0]} * dims_.max_rows + batch_.seq_row[sequence]) *
+                        dims_.max_blocks;
+  const int32_t position = batch_.positions[row];
+  const int32_t block = batch_.tables[table + position / dims_.block_size];
+  auto* base = reinterpret_cast<uint16_t*>(pool_.data()) + block * block_elements();
+  const int64_t entry = int64_t{position % dims_.block_size} * dims_.head_dim;
+  const int64_t width = int64_t{dims_.kv_heads} * dims_.head_dim;
+  for (int32_t side = 0; side < 2; ++side) {
+    const float* x = floats(r.at[side], row, width);
+    uint16_t* out = base + (2 * r.n[1] + side) * width * dims_.block_size + entry;
+    for (int32_t h = 0; h < dims_.kv_heads; ++h, out += head_elements(), x += dims_.head_dim) {
+      for (int32_t d = 0; d < dims_.head_dim; ++d) out[d] = to_bf16(x[d]);
+    }
+  }
+}
+
+void Model::run_linear(const Record& r, std::atomic<int64_t>& claim) {
+  LinearCall calls[4];
+  int64_t ends[4];
+  int count = 0;
+  int64_t total = 0;
+  for (int i = 0; i < 4 && r.weight[i] >= 0; ++i, ++count) {
+    const Weight& w = weights_[static_cast<size_t>(r.weight[i])];
+    calls[i] = {
+        .w = &w,
+        .act = r.n[1] ? at<void>(r.at[1]) : at<void>(r.at[0]),
+        .lda = r.n[0],
+        .rows = batch_.rows,
+        .out = at<float>(r.at[2 + i]),
+        .ldo = w.n,
+        .bias = r.vector[i] >= 0 ? vectors_[static_cast<size_t>(r.vector[i])] : nullptr,
+        .accumulate = r.n[2] != 0,
+    };
+    total += linear_tiles(calls[i]);
+    ends[i] = total;
+  }
+  for (int64_t tile; (tile = claim.fetch_add(1, std::memory_order_relaxed)) < total;) {
+    int i = 0;
+    while (tile >= ends[i]) ++i;
+    linear_tile(calls[i], tile - (i ? ends[i - 1] : 0));
+  }
+}
+
+void Model::plan_attention() {
+  items_.clear();
+  for (int32_t s = 0; s < batch_.sequences; ++s) {
+    const int32_t begin = batch_.seq_start[s], end = batch_.seq_start[s + 1];
+    for (int32_t t = begin; t < end; ++t) token_sequence_[static_cast<size_t>(t)] = s;
+    for (int32_t t = begin; t < end; t += kQueryTile) {
+      for (int32_t h = 0; h < dims_.kv_heads; ++h) {
+        items_.push_back({s, h, t, std::min(kQueryTile, end - t)});
+      }
+    }
+  }
+}
+
+void Model::run_attention(const Record& r, std::atomic<int64_t>& claim, int thread) {
+  const int32_t group = r.n[0], layer = r.n[1], heads = r.n[2] / dims_.kv_heads;
+  const int64_t stride = int64_t{r.n[2]} * dims_.head_dim;
+  const int64_t side = int64_t{dims_.kv_heads} * head_elements();
+  const auto count = static_cast<int64_t>(items_.size());
+  for (int64_t i; (i = claim.fetch_add(1, std::memory_order_relaxed)) < count;) {
+    // The last query tiles of a prompt see the most keys, so they go first.
+    const AttentionItem& item = items_[static_cast<size_t>(count - 1 - i)];
+    const int64_t column = int64_t{item.kv_head} * heads * dims_.head_dim;
+    const int64_t table = (int64_t{group} * dims_.max_rows + batch_.seq_row[item.sequence]) *
+                          dims_.max_blocks;
+    const AttentionCall call = {
+        .pool = reinterpret_cast<const uint16_t*>(pool_.data()),
+        .block_elements = block_elements(),
+        .k_offset = 2 * layer * side + item.kv_head * head_elements(),
+        .v_offset = (2 * layer + 1) * side + item.kv_head * head_elements(),
+        .table = batch_.tables + table,
+        .block_size = dims_.block_size,
+        .dim = dims_.head_dim,
+        .heads = heads,
+        .window = r.n[3],
+        .scale = r.f[0],
+        .q = at<float>(r.at[1]) + item.token * stride + column,
+        .out = at<float>(r.at[0]) + item.token * stride + column,
+        .stride = stride,
+        .tokens = item.tokens,
+        .first_position = batch_.positions[item.token],
+        .scratch = reinterpret_cast<float*>(scratch_.data() + thread * scratch_bytes_),
+    };
+    kernels().attention(call);
+  }
+}
+
+void Model::run_sample(const Record& r, std::atomic<int64_t>& claim, int thread) {
+  if (!batch_.drawn) return;
+  for (int64_t i; (i = claim.fetch_add(1)) < batch_.rows;) {
+    const int32_t row = batch_.sample_row[i];
+    sample_row(rows_[static_cast<size_t>(row)],
+               floats(r.at[0], static_cast<int32_t>(i), dims_.vocab), dims_.vocab,
+               batch_.row_tokens + row * batch_.row_stride, batch_.row_lens[row],
+               scratch_.data() + thread * scratch_bytes_, batch_.drawn + i);
+  }
+}
+
+void Model::logits(const Batch& batch, float* out) {
+  Batch quiet = batch;
+  quiet.drawn = nullptr;
+  replay(1, quiet);
+  const Record& last = tapes_[1].records.back();
+  std::memcpy(out, at<float>(last.at[0]), static_cast<size_t>(batch.rows) * dims_.vocab * 4);
+}
+
+}  // namespace octavo

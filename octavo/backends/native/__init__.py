@@ -1,0 +1,6 @@
+"""The native CPU backend: C++ kernels behind a C ABI, no PyTorch."""
+
+from octavo.backends.native.backend import NativeBackend, load
+from octavo.backends.native.library import ISAS, best_isa, load_library
+
+__all__ = ["ISAS", "NativeBackend", "best_isa", "load", "load_library"]

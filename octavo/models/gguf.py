@@ -1,0 +1,61 @@
+"""What the families' GGUF metadata have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from octavo.base.errors import UnsupportedModelError
+from octavo.models.config import Config
+from octavo.models.spec import RopeSpec
+
+FloatReader = Callable[[str], tuple[float, ...]]
+ROPE_FACTORS = "rope_freqs.weight"
+
+
+def vocab_size(
+    c: Config, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> int:
+    """The embedding's rows; `vocab_size`, where given, must agree (padding apart)."""
+    rows = shapes.get("token_embd.weight", (0,))[0]
+    return c.whole("vocab_size", rows or 1) if not rows else _agreed(c, rows)
+
+
+def _agreed(c: Config, rows: int) -> int:
+    stated = c.whole("vocab_size", rows)
+    if stated != rows:
+        raise UnsupportedModelError(
+            f"{c.where}: vocab_size", value=stated, limit=f"the embedding's {rows} rows"
+        )
+    return rows
+
+
+def rope(
+    c: Config,
+    dim: int,
+    default_theta: float,
+    *,
+    interleaved: bool,
+    factors: tuple[float, ...] | None,
+) -> RopeSpec:
+    """`rope.freq_base`, `rope.dimension_count`, linear scaling, and per-pair factors."""
+    theta = c.number("rope.freq_base", default_theta)
+    rotated = c.whole("rope.dimension_count", dim)
+    if rotated != dim:
+        raise UnsupportedModelError(
+            f"{c.where}: rope.dimension_count", value=rotated, limit=f"the head's {dim} values"
+        )
+    kind = c.take("rope.scaling.type", "none")
+    if kind not in ("none", "linear"):
+        raise UnsupportedModelError(
+            f"{c.where}: rope.scaling.type", value=kind, limit="none or linear"
+        )
+    factor = c.number("rope.scaling.factor", 1.0)
+    c.take("rope.scaling.original_context_length")
+    c.take("rope.scaling.finetuned")
+    linear = factor if kind == "linear" else 1.0
+    if factors is not None and len(factors) != dim // 2:
+        raise UnsupportedModelError(
+            f"{c.where}: {ROPE_FACTORS}", value=len(factors), limit=f"{dim // 2} factors"
+        )
+    return RopeSpec(theta, dim, interleaved, linear_factor=linear, factors=factors)

@@ -1,0 +1,77 @@
+"""What the families' config.json files have in common."""
+
+from __future__ import annotations
+
+from octavo.base.errors import UnsupportedModelError
+from octavo.models.config import Config
+from octavo.models.spec import Llama3Scaling, RopeSpec
+
+# Keys that do not change what a forward pass computes.
+INERT = (
+    "_attn_implementation",
+    "_name_or_path",
+    "architectures",
+    "attention_dropout",
+    "auto_map",
+    "bad_words_ids",
+    "bos_token_id",
+    "cache_implementation",
+    "chunk_size_feed_forward",
+    "dtype",
+    "eos_token_id",
+    "id2label",
+    "initializer_range",
+    "is_decoder",
+    "is_llama_config",
+    "label2id",
+    "max_window_layers",
+    "model_type",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "pretraining_tp",
+    "problem_type",
+    "return_dict",
+    "rope_interleaved",
+    "torch_dtype",
+    "transformers.js_config",
+    "transformers_version",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_cache",
+)
+
+
+def rope(c: Config, dim: int, default_theta: float) -> RopeSpec:
+    """One rope for all layers: `rope_theta` with `rope_scaling`, or `rope_parameters`."""
+    theta = c.number("rope_theta", default_theta)
+    c.require("partial_rotary_factor", (1, 1.0))
+    parameters = c.sub("rope_parameters")
+    scaling = c.sub("rope_scaling")
+    chosen = parameters if parameters is not None else scaling
+    if chosen is None:
+        return RopeSpec(theta, dim, interleaved=False)
+    return scaled_rope(chosen, dim, theta)
+
+
+def scaled_rope(c: Config, dim: int, default_theta: float) -> RopeSpec:
+    """A rope object: type default, linear or llama3. Anything else is refused."""
+    theta = c.number("rope_theta", default_theta)
+    c.require("partial_rotary_factor", (1, 1.0))
+    kind = c.take("rope_type", c.take("type", "default"))
+    linear, llama3 = 1.0, None
+    if kind == "linear":
+        linear = c.number("factor")
+    elif kind == "llama3":
+        llama3 = Llama3Scaling(
+            factor=c.number("factor"),
+            low_freq_factor=c.number("low_freq_factor"),
+            high_freq_factor=c.number("high_freq_factor"),
+            original_max_position=c.whole("original_max_position_embeddings"),
+        )
+    elif kind != "default":
+        raise UnsupportedModelError(
+            f"{c.where}: rope_type", value=kind, limit="default, linear or llama3"
+        )
+    c.finish()
+    return RopeSpec(theta, dim, interleaved=False, linear_factor=linear, llama3=llama3)
