@@ -1,1 +1,1 @@
-
+"""Backends interpret a program on a device. `api` is the contract."""
