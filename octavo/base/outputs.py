@@ -19,7 +19,8 @@ class CompletionOutput:
     """One generated sequence. In a stream of deltas `text` and `token_ids` hold the new part only.
 
     finish_reason: "stop", "length", "abort", "error", or None while it runs.
-    stop_reason: the stop id or stop string that ended it; None for EOS and for length.
+    stop_reason: the stop id or stop string that ended it; None for EOS and for length; after
+        "error" what failed.
     """
 
     index: int

@@ -71,6 +71,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tr
     logprobs: how many of the most likely tokens to report per drawn token, at most 20.
     logit_bias: token id → a number in [-100, 100] added to its logit.
     bad_words: words that are never completed.
+    bad_words_token_ids: the same as token sequences; the client fills it in from `bad_words`.
 
     Raises RequestError (with `param`) for a value of the wrong type or out of bounds. Ids are
     checked against a vocabulary by `check_vocab`.
@@ -99,6 +100,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tr
     include_stop_str_in_output: bool = False
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
+    bad_words_token_ids: list[list[int]] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
@@ -132,6 +134,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tr
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise _wrong("allowed_token_ids", [], "at least one token id, or null")
         _check_bias(self.logit_bias)
+        _check_sequences(self.bad_words_token_ids)
 
     @property
     def greedy(self) -> bool:
@@ -149,6 +152,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tr
             "stop_token_ids": self.stop_token_ids or (),
             "allowed_token_ids": self.allowed_token_ids or (),
             "logit_bias": tuple(self.logit_bias or ()),
+            "bad_words_token_ids": [i for ids in self.bad_words_token_ids or () for i in ids],
         }
         for name, ids in fields.items():
             for token in ids:
@@ -188,6 +192,18 @@ def _check_ids(name: str, ids: object, most: int | None) -> None:
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 2**31:
             raise _wrong(name, token, "token ids of 0 or more")
+
+
+def _check_sequences(sequences: object) -> None:
+    if sequences is None:
+        return
+    name, most = "bad_words_token_ids", 2 * MAX_BAD_WORDS  # each word without and with a space
+    if not isinstance(sequences, (list, tuple)) or len(sequences) > most:
+        raise _wrong(name, sequences, f"a list of at most {most} lists of token ids")
+    for ids in sequences:
+        _check_ids(name, ids, MAX_BAD_WORD_TOKENS)
+        if not ids:
+            raise _wrong(name, ids, "lists of at least one token id")
 
 
 def _check_strings(name: str, strings: object, most: int) -> None:

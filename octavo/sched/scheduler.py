@@ -79,6 +79,11 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._running)
 
+    @property
+    def running(self) -> tuple[Request, ...]:
+        """Requests that have a row, in order of arrival."""
+        return tuple(self._running)
+
     def has_work(self) -> bool:
         return bool(self._requests)
 

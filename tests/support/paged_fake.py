@@ -109,6 +109,8 @@ class PagedFake:
             token = value % self.vocab
             while token in banned:
                 token = (token + 1) % self.vocab
+            if sampling.allowed_ids is not None:
+                token = int(sampling.allowed_ids[value % len(sampling.allowed_ids)])
             tokens[i] = -1 if last in self.nan_on else token
             if sampling.num_logprobs >= 0 and tokens[i] >= 0:
                 top = np.arange(sampling.num_logprobs, dtype=np.int32)

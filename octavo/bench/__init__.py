@@ -1,0 +1,1 @@
+"""Measuring octavo: load, percentiles, reports."""
