@@ -143,27 +143,24 @@ class InputProcessor:
     ) -> SamplingParams:
         """The request's parameters, settled: ids in the vocabulary, max_tokens within the context.
 
-        max_tokens None becomes what fits. clamp: so does a max_tokens that is too large, which is
-        refused otherwise. Raises RequestError, ContextLengthError.
+        max_tokens None stays: the scheduler knows what fits. clamp: a max_tokens that is too large
+        becomes what fits the context; it is refused otherwise.
+        Raises RequestError, ContextLengthError.
         """
         changes: dict[str, Any] = {}
         room = self._room(prompt_ids)
-        if params.max_tokens is None or (clamp and params.max_tokens > room):
-            changes["max_tokens"] = room
-        elif params.max_tokens > room:
-            raise ContextLengthError(
-                f"the context is {self.max_model_len} tokens; the prompt has {len(prompt_ids)} and "
-                f"max_tokens is {params.max_tokens}",
-                param="max_tokens",
-                limit=f"max_tokens of at most {room} here",
-            )
-        if params.min_tokens > room:
-            raise ContextLengthError(
-                f"the context is {self.max_model_len} tokens; the prompt has {len(prompt_ids)} and "
-                f"min_tokens is {params.min_tokens}",
-                param="min_tokens",
-                limit=f"min_tokens of at most {room} here",
-            )
+        for field in ("max_tokens", "min_tokens"):
+            wanted = getattr(params, field)
+            if wanted is not None and wanted > room:
+                if clamp and field == "max_tokens":
+                    changes["max_tokens"] = room
+                    continue
+                raise ContextLengthError(
+                    f"the context is {self.max_model_len} tokens; the prompt has "
+                    f"{len(prompt_ids)} and {field} is {wanted}",
+                    param=field,
+                    limit=f"{field} of at most {room} here",
+                )
         params.check_vocab(self.vocab_size)
         if params.stop_strings and not params.detokenize:
             raise RequestError(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 
 from octavo.base.errors import RequestError, RequestTooLargeError
+
+_DISCARD_S = 2.0
 
 
 class RequestTimeoutError(RequestError):
@@ -39,6 +42,7 @@ async def read_json(request: Request, most_bytes: int, timeout_s: float) -> Any:
 async def _read(request: Request, most_bytes: int, timeout_s: float) -> bytes:
     stated = request.headers.get("content-length", "")
     if stated.isdigit() and int(stated) > most_bytes:
+        await _discard(request)
         raise _too_large(int(stated), most_bytes)
     chunks: list[bytes] = []
     size = 0
@@ -51,6 +55,8 @@ async def _read(request: Request, most_bytes: int, timeout_s: float) -> bytes:
                 chunk = message.get("body", b"")
                 size += len(chunk)
                 if size > most_bytes:
+                    chunks.clear()
+                    await _discard(request)
                     raise _too_large(size, most_bytes)
                 chunks.append(chunk)
                 if not message.get("more_body", False):
@@ -61,6 +67,15 @@ async def _read(request: Request, most_bytes: int, timeout_s: float) -> bytes:
             value=f"{size} bytes",
             limit=f"all in {timeout_s:g} s",
         ) from None
+
+
+async def _discard(request: Request) -> None:
+    """Read on for a moment: a client reads the answer only once it has sent its body."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_S):
+            while (message := await request.receive()).get("more_body", False):
+                if message["type"] == "http.disconnect":
+                    return
 
 
 def _too_large(size: int, most_bytes: int) -> RequestTooLargeError:

@@ -204,7 +204,7 @@ def test_chat_is_rendered_and_encoded(door: InputProcessor) -> None:
 
 def test_check_settles_max_tokens_within_the_context(door: InputProcessor) -> None:
     prompt = [1] * 60
-    assert door.check(prompt, SamplingParams(max_tokens=None)).max_tokens == 4
+    assert door.check(prompt, SamplingParams(max_tokens=None)).max_tokens is None
     assert door.check(prompt, SamplingParams(max_tokens=4)).max_tokens == 4
     assert door.check(prompt, SamplingParams(max_tokens=5), clamp=True).max_tokens == 4
     for params, ids in (
