@@ -11,7 +11,8 @@ namespace octavo {
 // One attention work item: query rows of one sequence and one kv head against its cached keys.
 //
 //   keys [0, end) of the sequence lie in blocks table[p / block_size]; in a block, k and v of this
-//   kv head start at k_offset and v_offset (bf16 elements) and are [entry][dim].
+//   kv head start at k_offset and v_offset (bf16 elements). v is [entry][dim]; k is [dim][entry], so
+//   that a vector of keys is one load.
 //   Query j is token first + j / heads (of this call), head j % heads of the kv head's group; its
 //   position is first_position + j / heads.
 struct AttentionCall {
@@ -34,8 +35,8 @@ constexpr int32_t kQueryTile = 16;     // tokens per work item
 
 struct Kernels {
   void (*strip)(int32_t layout, const StripCall& call);
-  void (*quantize)(const float* x, int64_t k, int8_t* codes, float* scale, int32_t* sum,
-                   float* scaled_sum);
+  // One activation row to int8, into lane `row % 8` of its panel.
+  void (*quantize)(const float* x, int64_t k, int64_t row, void* act);
   // out = x / sqrt(mean(x^2) + eps) * (weight + offset), over `width` values.
   void (*rms_norm)(const float* x, const float* weight, int64_t width, float eps, float offset,
                    float* out);

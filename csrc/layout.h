@@ -58,24 +58,22 @@ constexpr int64_t strip_bytes(int32_t layout, int64_t k) {
   return unit_bytes(layout) * (is_float(layout) ? k : k / kBlock);
 }
 
-// A row of int8 activations: k codes, then k/32 of each: scale, sum of codes, scale · sum.
-struct Q8Row {
-  const int8_t* codes;
-  const float* scale;
-  const int32_t* sum;
-  const float* scaled_sum;
-};
+// int8 activations lie in panels of 8 rows, block by block, so that a kernel reaches all 8 rows of a
+// block from one pointer with fixed offsets:
+//
+//   panel, block b:  codes [8 rows][32] · scale f32 [8] · sum of codes i32 [8] · scale · sum f32 [8]
+constexpr int64_t kPanelRows = 8;
+constexpr int64_t kPanelScale = kPanelRows * kBlock;             // byte offsets in a panel's block
+constexpr int64_t kPanelSum = kPanelScale + kPanelRows * 4;
+constexpr int64_t kPanelScaledSum = kPanelSum + kPanelRows * 4;
+constexpr int64_t kPanelBlock = kPanelScaledSum + kPanelRows * 4 + 32;  // padded to cache lines
 
-constexpr int64_t q8_row_bytes(int64_t k) {
-  return (k + k / kBlock * 12 + 63) / 64 * 64;
-}
+constexpr int64_t panel_bytes(int64_t k) { return k / kBlock * kPanelBlock; }
 
-inline Q8Row q8_row(const void* act, int64_t row, int64_t k) {
-  const auto* base = static_cast<const int8_t*>(act) + row * q8_row_bytes(k);
-  const int64_t blocks = k / kBlock;
-  const auto* scale = reinterpret_cast<const float*>(base + k);
-  const auto* sum = reinterpret_cast<const int32_t*>(scale + blocks);
-  return {base, scale, sum, reinterpret_cast<const float*>(sum + blocks)};
+// Where row `row`'s lane of a panel begins; `code` bytes, and the offsets above for the rest.
+inline const int8_t* panel_codes(const void* act, int64_t row, int64_t k) {
+  return static_cast<const int8_t*>(act) + row / kPanelRows * panel_bytes(k) +
+         row % kPanelRows * kBlock;
 }
 
 // One strip of a linear for rows [r0, r1); what an instruction set implements.

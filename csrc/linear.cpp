@@ -45,18 +45,14 @@ Isa selected_isa() { return chosen; }
 Act weight_act(const Weight& w) { return is_float(w.layout) ? Act::f32 : Act::q8; }
 
 int64_t act_bytes(Act act, int64_t rows, int64_t k) {
-  return act == Act::f32 ? 0 : rows * q8_row_bytes(k);
+  return act == Act::f32 ? 0 : (rows + kPanelRows - 1) / kPanelRows * panel_bytes(k);
 }
 
 void prepare_act(Act act, const float* x, int64_t ldx, int64_t k, int64_t rows, int64_t r0,
                  int64_t r1, void* dst) {
   (void)rows;
   if (act == Act::f32) return;
-  for (int64_t r = r0; r < r1; ++r) {
-    const Q8Row row = q8_row(dst, r, k);
-    table->quantize(x + r * ldx, k, const_cast<int8_t*>(row.codes), const_cast<float*>(row.scale),
-                      const_cast<int32_t*>(row.sum), const_cast<float*>(row.scaled_sum));
-  }
+  for (int64_t r = r0; r < r1; ++r) table->quantize(x + r * ldx, k, r, dst);
 }
 
 int64_t linear_tiles(const LinearCall& c) {

@@ -231,13 +231,17 @@ void Model::kv_store(const Record& r, int32_t row) {
   const int32_t position = batch_.positions[row];
   const int32_t block = batch_.tables[table + position / dims_.block_size];
   auto* base = reinterpret_cast<uint16_t*>(pool_.data()) + block * block_elements();
-  const int64_t entry = int64_t{position % dims_.block_size} * dims_.head_dim;
-  const int64_t width = int64_t{dims_.kv_heads} * dims_.head_dim;
-  for (int32_t side = 0; side < 2; ++side) {
-    const float* x = floats(r.at[side], row, width);
-    uint16_t* out = base + (2 * r.n[1] + side) * width * dims_.block_size + entry;
-    for (int32_t h = 0; h < dims_.kv_heads; ++h, out += head_elements(), x += dims_.head_dim) {
-      for (int32_t d = 0; d < dims_.head_dim; ++d) out[d] = to_bf16(x[d]);
+  const int64_t entry = position % dims_.block_size, dim = dims_.head_dim;
+  const int64_t width = int64_t{dims_.kv_heads} * dim;
+  const int64_t side = width * dims_.block_size;
+  const float* k = floats(r.at[0], row, width);
+  const float* v = floats(r.at[1], row, width);
+  uint16_t* keys = base + 2 * r.n[1] * side;
+  uint16_t* values = keys + side;
+  for (int32_t h = 0; h < dims_.kv_heads; ++h, k += dim, v += dim) {
+    for (int64_t d = 0; d < dim; ++d) {
+      keys[h * head_elements() + d * dims_.block_size + entry] = to_bf16(k[d]);
+      values[h * head_elements() + entry * dim + d] = to_bf16(v[d]);
     }
   }
 }

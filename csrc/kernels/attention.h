@@ -38,34 +38,37 @@ inline AttentionScratch split_scratch(const AttentionCall& c) {
   return s;
 }
 
-// Keys [tile, tile + 64) that lie in [first, end), widened to float; the rest is zero, so that
-// neither foreign nor unwritten memory can reach a result.
+template <class V>
+inline void widen(const uint16_t* from, int64_t n, float* to) {
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) V::store(to + i, V::load_bf16(from + i));
+  for (; i < n; ++i) {
+    const uint32_t bits = static_cast<uint32_t>(from[i]) << 16;
+    std::memcpy(to + i, &bits, 4);
+  }
+}
+
+// Keys [tile, tile + 64) that lie in [first, end), widened to float. Values outside are zero, so
+// that neither foreign nor unwritten memory can reach a result (0 · NaN is NaN); keys outside need
+// not be, as their scores are replaced.
 template <class V>
 inline void load_tile(const AttentionCall& c, int64_t tile, int64_t first, int64_t end,
                       const AttentionScratch& s) {
-  const int64_t dim = c.dim;
-  if (first > tile || end < tile + kKeyTile) {
-    std::memset(s.keys, 0, sizeof(float) * static_cast<size_t>(2 * kKeyTile * dim));
-  }
-  for (int64_t p = std::max(tile, first); p < std::min(tile + kKeyTile, end); ++p) {
-    const uint16_t* block = c.pool + c.table[p / c.block_size] * c.block_elements;
-    const int64_t entry = p % c.block_size * dim;
-    const uint16_t* k = block + c.k_offset + entry;
-    const uint16_t* v = block + c.v_offset + entry;
-    float* values = s.values + (p - tile) * dim;
-    float* keys = s.keys + (p - tile);
-    int64_t d = 0;
-    for (; d + 16 <= dim; d += 16) {
-      float wide[16];
-      V::store(wide, V::load_bf16(k + d));
-      for (int i = 0; i < 16; ++i) keys[(d + i) * kKeyTile] = wide[i];
-      V::store(values + d, V::load_bf16(v + d));
+  const int64_t dim = c.dim, size = c.block_size;
+  const int64_t lo = std::max(tile, first), hi = std::min(tile + kKeyTile, end);
+  std::fill(s.values, s.values + (lo - tile) * dim, 0.0f);
+  std::fill(s.values + (hi - tile) * dim, s.values + kKeyTile * dim, 0.0f);
+  for (int64_t p = lo; p < hi;) {
+    const uint16_t* block = c.pool + c.table[p / size] * c.block_elements;
+    const int64_t entry = p % size;
+    const int64_t count = std::min(size - entry, hi - p);
+    // Whole vectors of keys where the block has them: a key beyond the end does no harm.
+    const int64_t whole = std::min({(count + 15) / 16 * 16, size - entry, kKeyTile - (p - tile)});
+    for (int64_t d = 0; d < dim; ++d) {
+      widen<V>(block + c.k_offset + d * size + entry, whole, s.keys + d * kKeyTile + (p - tile));
     }
-    for (; d < dim; ++d) {
-      const uint32_t kb = static_cast<uint32_t>(k[d]) << 16, vb = static_cast<uint32_t>(v[d]) << 16;
-      std::memcpy(keys + d * kKeyTile, &kb, 4);
-      std::memcpy(values + d, &vb, 4);
-    }
+    widen<V>(block + c.v_offset + entry * dim, count * dim, s.values + (p - tile) * dim);
+    p += count;
   }
 }
 

@@ -51,15 +51,17 @@ inline void quant_rows(const StripCall& c, int64_t r0) {
   constexpr bool is_signed = L == kS8F16 || L == kS8hF32;
   constexpr int64_t code_bytes = u4 ? 256 : 512;
   constexpr int64_t bytes = unit_bytes(L);
-  Q8Row x[R];
+  const int64_t lane = r0 % kPanelRows;
+  const int8_t* codes = panel_codes(c.act, r0, c.k);
+  const int8_t* rest = codes - lane * kBlock;  // the panel's block
   F acc[R];
-  for (int r = 0; r < R; ++r) {
-    x[r] = q8_row(c.act, r0 + r, c.k);
-    acc[r] = V::fzero();
-  }
+  for (int r = 0; r < R; ++r) acc[r] = V::fzero();
   const int64_t blocks = c.k / kBlock;
   const uint8_t* p = c.strip;
-  for (int64_t b = 0; b < blocks; ++b, p += bytes) {
+  for (int64_t b = 0; b < blocks; ++b, p += bytes, codes += kPanelBlock, rest += kPanelBlock) {
+    const auto* scales = reinterpret_cast<const float*>(rest + kPanelScale) + lane;
+    const auto* sums = reinterpret_cast<const int32_t*>(rest + kPanelSum) + lane;
+    const auto* scaled_sums = reinterpret_cast<const float*>(rest + kPanelScaledSum) + lane;
     if constexpr (R == 1) V::prefetch(p + 2048);
     typename V::C groups[8];
     load_codes<V, u4>(p, groups);
@@ -73,32 +75,32 @@ inline void quant_rows(const StripCall& c, int64_t r0) {
       second = with_min ? V::load_f16(reinterpret_cast<const uint16_t*>(q + 32)) : V::fzero();
     }
     for (int r = 0; r < R; ++r) {
-      const int8_t* xq = x[r].codes + b * kBlock;
+      const int8_t* xq = codes + r * kBlock;
       I lo = V::izero(), hi = V::izero();
       for (int g = 0; g < 4; ++g) {
         lo = is_signed ? V::dot_s8(lo, groups[g], xq + 4 * g) : V::dot_u7(lo, groups[g], xq + 4 * g);
         hi = is_signed ? V::dot_s8(hi, groups[g + 4], xq + 16 + 4 * g)
                        : V::dot_u7(hi, groups[g + 4], xq + 16 + 4 * g);
       }
-      const float ascale = x[r].scale[b];
+      const float ascale = scales[r];
       if constexpr (halves) {
         // The offset of the codes is taken back per half, with the half's own sum.
         if constexpr (V::s8_offset != 0) {
           int32_t sum_lo = 0;
           for (int i = 0; i < 16; ++i) sum_lo += xq[i];
           lo = V::isub(lo, V::s8_offset * sum_lo);
-          hi = V::isub(hi, V::s8_offset * (x[r].sum[b] - sum_lo));
+          hi = V::isub(hi, V::s8_offset * (sums[r] - sum_lo));
         }
         acc[r] = V::fma(V::cvt(lo), V::mul(scale, ascale), acc[r]);
         acc[r] = V::fma(V::cvt(hi), V::mul(second, ascale), acc[r]);
       } else {
         I dot = V::iadd(lo, hi);
-        if constexpr (L == kU4F16) dot = V::isub(dot, 8 * x[r].sum[b]);
+        if constexpr (L == kU4F16) dot = V::isub(dot, 8 * sums[r]);
         if constexpr (L == kS8F16 && V::s8_offset != 0) {
-          dot = V::isub(dot, V::s8_offset * x[r].sum[b]);
+          dot = V::isub(dot, V::s8_offset * sums[r]);
         }
         acc[r] = V::fma(V::cvt(dot), V::mul(scale, ascale), acc[r]);
-        if constexpr (with_min) acc[r] = V::fma(second, V::set1(x[r].scaled_sum[b]), acc[r]);
+        if constexpr (with_min) acc[r] = V::fma(second, V::set1(scaled_sums[r]), acc[r]);
       }
     }
   }
@@ -184,9 +186,11 @@ void strip(int32_t layout, const StripCall& c) {
 // One activation row to int8: per block of 32, scale = amax / 127, code = round to nearest even of
 // x / scale. A block with a NaN or an infinity gets the scale NaN, which makes this row's outputs
 // NaN and nobody else's.
-inline void quantize_row(const float* x, int64_t k, int8_t* codes, float* scale, int32_t* sum,
-                         float* scaled_sum) {
-  for (int64_t b = 0; b < k / kBlock; ++b, x += kBlock, codes += kBlock) {
+inline void quantize_row(const float* x, int64_t k, int64_t row, void* act) {
+  const int64_t lane = row % kPanelRows;
+  auto* codes = const_cast<int8_t*>(panel_codes(act, row, k));
+  auto* rest = codes - lane * kBlock;
+  for (int64_t b = 0; b < k / kBlock; ++b, x += kBlock, codes += kPanelBlock, rest += kPanelBlock) {
     float amax = 0.0f;
     bool finite = true;
     for (int i = 0; i < kBlock; ++i) {
@@ -207,9 +211,10 @@ inline void quantize_row(const float* x, int64_t k, int8_t* codes, float* scale,
       codes[i] = static_cast<int8_t>(code);
       total += code;
     }
-    scale[b] = d;
-    sum[b] = total;
-    scaled_sum[b] = d * static_cast<float>(total);
+    const float scaled_sum = d * static_cast<float>(total);
+    std::memcpy(rest + kPanelScale + 4 * lane, &d, 4);
+    std::memcpy(rest + kPanelSum + 4 * lane, &total, 4);
+    std::memcpy(rest + kPanelScaledSum + 4 * lane, &scaled_sum, 4);
   }
 }
 
