@@ -149,7 +149,8 @@ def _folders() -> Iterable[str]:
     """Where the library may lie: a source tree's build first, then where it was installed."""
     from octavo.backends import native
 
-    return native.__path__
+    own = str(Path(__file__).parent)
+    return (own, *(folder for folder in native.__path__ if folder != own))
 
 
 def load_library() -> c.CDLL:
