@@ -6,8 +6,12 @@ window group returns those that no token to come can see:
     computed c, window w:  a token at p ≥ c sees keys [p − w + 1, p], so none before c − w + 1
 
     index    0     1     2     3     4     5
-           └─────────┘ returned  └───── held ─────┘
-                       ▲ the block of position c − w + 1
+           └─ returned ┘└──────── held ─────────┘
+                        ▲ the block of position c − w + 1
+
+c is what *retired* steps have computed. A step that is launched or planned ahead writes beyond it,
+so a window group may for a while hold a chunk more than `most_blocks` says; what it holds too much
+comes back as the steps in flight retire (`unseen`).
 """
 
 from __future__ import annotations
@@ -21,6 +25,9 @@ from octavo.program.program import KvLayout
 
 Appended = tuple[int, int, int]  # group, index in the table, block
 
+# Most tokens anything here counts to: positions cross the step contract as int32.
+_MOST_TOKENS = 2**31 - 1
+
 
 @dataclass(slots=True)
 class BlockTable:
@@ -29,6 +36,7 @@ class BlockTable:
     blocks: list[list[int]]
     first: list[int]
     capacity: int = 0  # tokens that the blocks reach to
+    next_drop: int = 0  # with fewer computed tokens than this no window group returns a block
 
     def held(self) -> Iterable[int]:
         for blocks in self.blocks:
@@ -40,6 +48,7 @@ class KvCache:
     """The pool and the rules for what a request holds of it.
 
     chunk: most tokens that one step computes of one request.
+    longest: most tokens whose KV one request can have in this pool, alone in it.
     """
 
     layout: KvLayout
@@ -47,9 +56,15 @@ class KvCache:
     chunk: int
     pool: BlockPool = field(init=False)
     longest: int = field(init=False)
+    _windows: tuple[tuple[int, int], ...] = field(init=False, repr=False)  # (group, window)
 
     def __post_init__(self) -> None:
         self.pool = BlockPool(self.num_blocks)
+        self._windows = tuple(
+            (group, members.window)
+            for group, members in enumerate(self.layout.groups)
+            if members.window is not None
+        )
         self.longest = self._longest_that_fits()
 
     @property
@@ -62,11 +77,19 @@ class KvCache:
 
     def new_table(self) -> BlockTable:
         groups = len(self.layout.groups)
-        return BlockTable([[] for _ in range(groups)], [0] * groups)
+        table = BlockTable([[] for _ in range(groups)], [0] * groups)
+        table.next_drop = self._next_drop(table)
+        return table
 
     def most_blocks(self, num_tokens: int) -> int:
         """Most blocks that a request of `num_tokens` tokens holds at once."""
         return blocks_for(self.layout, num_tokens, self.chunk)
+
+    def still_needed(self, table: BlockTable, num_computed: int, num_tokens: int) -> int:
+        """Most blocks that the table will take beyond those it holds until `num_tokens`."""
+        chunk = min(self.chunk, max(1, num_tokens - num_computed))
+        held = sum(map(len, table.blocks))
+        return max(0, blocks_for(self.layout, num_tokens, chunk) - held)
 
     def growth(self, table: BlockTable, num_tokens: int) -> int:
         """Blocks that `append` would take."""
@@ -94,18 +117,26 @@ class KvCache:
                 appended.append((group, index, block))
         return appended
 
+    def unseen(self, table: BlockTable, num_computed: int) -> int:
+        """Blocks that `drop_unseen` would return."""
+        if num_computed < table.next_drop:
+            return 0
+        return sum(self._unseen_of(table, *group, num_computed) for group in self._windows)
+
     def drop_unseen(self, table: BlockTable, num_computed: int) -> None:
-        """Return a window group's blocks that no token from `num_computed` on can see."""
-        size = self.layout.block_size
-        for group, members in enumerate(self.layout.groups):
-            if members.window is None:
-                continue
-            first_seen = max(0, num_computed - members.window + 1) // size
-            count = min(first_seen - table.first[group], len(table.blocks[group]))
+        """Return the window groups' blocks that no token from `num_computed` on can see.
+
+        num_computed: of steps that have retired.
+        """
+        if num_computed < table.next_drop:
+            return
+        for group, window in self._windows:
+            count = self._unseen_of(table, group, window, num_computed)
             if count > 0:
                 self.pool.release(table.blocks[group][:count])
                 del table.blocks[group][:count]
                 table.first[group] += count
+        table.next_drop = self._next_drop(table)
 
     def release(self, table: BlockTable) -> None:
         """Return everything; the table is empty afterwards."""
@@ -114,6 +145,7 @@ class KvCache:
             blocks.clear()
         table.first = [0] * len(table.first)
         table.capacity = 0
+        table.next_drop = self._next_drop(table)
 
     def check(self, tables: Iterable[BlockTable]) -> None:
         """Prove the pool's invariants and that each table reaches exactly its capacity."""
@@ -123,9 +155,28 @@ class KvCache:
         for table in every:
             for blocks, first in zip(table.blocks, table.first, strict=True):
                 assert (first + len(blocks)) * size == table.capacity, "table and capacity"
+            assert table.next_drop == self._next_drop(table), "when the next block is dropped"
+            for group, members in enumerate(self.layout.groups):
+                assert members.window is not None or table.first[group] == 0, "full group"
+
+    def _unseen_of(self, table: BlockTable, group: int, window: int, num_computed: int) -> int:
+        first_seen = max(0, num_computed - window + 1) // self.layout.block_size
+        return max(0, min(first_seen - table.first[group], len(table.blocks[group])))
+
+    def _next_drop(self, table: BlockTable) -> int:
+        """Computed tokens from which the first block of some window group is unseen.
+
+        Block f ends before (f + 1) · size, so it is unseen once c − w + 1 ≥ (f + 1) · size.
+        """
+        size = self.layout.block_size
+        return min(
+            ((table.first[group] + 1) * size + window - 1 for group, window in self._windows),
+            default=_MOST_TOKENS,
+        )
 
     def _longest_that_fits(self) -> int:
-        low, high = 0, self.num_blocks * self.layout.block_size
+        # Without a full group nothing grows with the length: the bound is not the pool's size.
+        low, high = 0, _MOST_TOKENS
         while low < high:
             middle = (low + high + 1) // 2
             if self.most_blocks(middle) <= self.num_blocks:

@@ -1,18 +1,35 @@
 """Continuous batching without phases: every request's computed length chases its planned length.
 
-A plan takes, in this order and under `max_num_batched_tokens`: rows that decode (one token each),
-rows that are part-way through their tokens, then waiting requests first come first served. The plan
-is made one step ahead of the results (see `octavo.base.step`): counts are upper bounds.
+A plan goes through the running requests in order of arrival and then through the waiting ones,
+first come first served, under `max_num_batched_tokens`. Nobody is admitted while a running request
+lacks tokens or blocks, so only the latest running one is ever part-way through its tokens: those
+that decode (one token each) come before it. The plan is made one step ahead of the results (see
+`octavo.base.step`): counts are upper bounds.
 
-When blocks run short the latest arrival gives its blocks back and waits again (preemption by
-recompute). The oldest running request is never preempted, so it always finishes; a request is
-admitted only when the blocks for all its tokens fit beside what the running ones still need for
-theirs, so a preempted one does not come back to be preempted at once.
+Every count here is planned: launched steps are taken as done.
+
+    prompt and output │ placeholders │
+    0          num_tokens      planned_len ≤ max_len
+           num_computed ─► planned_len        (a plan computes [num_computed, num_computed + count))
+
+When blocks run short, in this order:
+
+1. What the steps in flight will give back (fenced blocks, blocks behind a window) is waited for. A
+   window group holds up to a chunk too much while a step is in flight; taking that for a shortage
+   would preempt a request that fits, readmit it at once, and preempt it again.
+2. The latest arrival stands back: it keeps its blocks and computes nothing.
+3. A request that an older one is short of gives its blocks back and waits again (preemption by
+   recompute): always the latest arrival, never the oldest, which therefore always finishes.
+
+A request is admitted, for the first time or again, when the blocks for its tokens and one more fit
+beside what the running ones will yet take for theirs and one more. That keeps it from a loop of
+preempting and readmitting: a preemption leaves fewer blocks free, all returns counted, than the
+victim needs to come back, so it waits until a running request ends or gets past its prompt.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,16 +65,18 @@ class _Entry:
 
 @dataclass
 class _Draft:
-    """A plan in the making."""
+    """A plan in the making. budget: tokens left. short: a running request waits for blocks."""
 
     budget: int
-    entries: dict[str, _Entry] = field(default_factory=dict)
+    entries: list[_Entry] = field(default_factory=list)
+    short: bool = False
 
 
 class Scheduler:
     """Plans steps and applies their results. Knows requests and blocks, never a tensor."""
 
     def __init__(self, config: SchedulerConfig, kv: KvCache) -> None:
+        assert kv.chunk >= config.max_num_batched_tokens, "the bound of what one request holds"
         self.config = config
         self.kv = kv
         self.num_preemptions = 0
@@ -95,6 +114,8 @@ class Scheduler:
         Raises ContextLengthError, CapacityError, QueueFullError.
         """
         config, kv = self.config, self.kv
+        assert len(request.prompt) > 0, "an empty prompt is refused before"
+        assert request.request_id not in self._requests, "an id in use is refused before"
         prompt_len, max_tokens = len(request.prompt), request.params.max_tokens
         if prompt_len >= config.max_model_len:
             raise ContextLengthError(
@@ -109,7 +130,8 @@ class Scheduler:
         if least - 1 > kv.longest:
             raise CapacityError(
                 f"{least} tokens (prompt {prompt_len}) need {kv.most_blocks(least - 1)} KV blocks "
-                f"and the pool has {kv.num_blocks}; the longest that fits is {kv.longest} tokens",
+                f"and the pool has {kv.num_blocks}; the longest that fits is {kv.longest + 1} "
+                f"tokens with the reply",
                 param="prompt" if prompt_len > kv.longest else "max_tokens",
             )
         request.max_len = min(request.max_len, kv.longest + 1)
@@ -134,15 +156,10 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, or None if there is nothing to compute now."""
         draft = _Draft(self.config.max_num_batched_tokens)
-        later: list[Request] = []
         for request in tuple(self._running):
-            want = self._want(request)
-            if want == 1:
-                self._schedule(draft, request, 1)
-            elif want > 1:
-                later.append(request)
-        for request in later:
-            self._schedule(draft, request, self._want(request))
+            if request.state is not State.RUNNING:
+                break  # it was preempted, and so was everyone after it
+            self._schedule(draft, request, min(self._want(request), draft.budget))
         self._admit(draft)
         return self._finish_plan(draft) if draft.entries else None
 
@@ -180,7 +197,7 @@ class Scheduler:
         return updates
 
     def check(self) -> None:
-        """Prove the scheduler's and the pool's invariants."""
+        """Prove the scheduler's and the pool's invariants. Between steps, not within `plan`."""
         waiting = {request.request_id for request in self._waiting}
         running = {request.request_id for request in self._running}
         assert not waiting & running
@@ -188,75 +205,97 @@ class Scheduler:
         rows = [request.row for request in self._running]
         every = list(range(self.config.max_num_seqs))
         assert sorted(rows + self._free_rows) == every, "every row is used or free"
-        assert [r.order for r in self._running] == sorted(r.order for r in self._running)
+        for queue in (self._waiting, self._running):
+            orders = [request.order for request in queue]
+            assert orders == sorted(orders), "queues are in order of arrival"
+        sampled = Counter(
+            id(request)
+            for launched in self._launched.values()
+            for request, _, _, sample in launched
+            if sample
+        )
+        for request in self._requests.values():
+            assert request.in_flight == sampled[id(request)], "placeholders are launched samples"
         for request in self._running:
             assert request.state is State.RUNNING
             assert request.table is not None
             assert request.num_computed <= request.planned_len <= request.max_len
             assert request.num_computed <= request.table.capacity
+        for request in self._running[:-1]:
+            assert request.num_tokens - request.num_computed <= 1, "only the latest is part-way"
         for request in self._waiting:
             assert request.state is State.WAITING
             assert request.table is None
+            assert request.row < 0
+        if not self._launched:
+            assert self.kv.pool.num_fenced == 0, "nothing runs that could touch a block"
+            assert self._unseen() == 0, "blocks behind a window are returned"
         self.kv.check(r.table for r in self._running if r.table is not None)
 
     def _want(self, request: Request) -> int:
         """Tokens that could be computed: none once the last token is known to be on its way."""
-        if request.state is not State.RUNNING or request.planned_len >= request.max_len:
+        if request.planned_len >= request.max_len:
             return 0
         return request.planned_len - request.num_computed
 
-    def _schedule(self, draft: _Draft, request: Request, want: int) -> None:
-        """Put up to `want` tokens into the plan, taking blocks from later arrivals if short."""
-        count = min(want, draft.budget)
+    def _schedule(self, draft: _Draft, request: Request, count: int) -> None:
+        """Put `count` tokens into the plan, taking blocks from later arrivals if short."""
         if count <= 0:
             return
         table = request.table
         assert table is not None
         upto = request.num_computed + count
         while (appended := self.kv.append(table, upto)) is None:
-            if not self._make_room(draft, request, self.kv.growth(table, upto)):
+            if not self._make_room(request, self.kv.growth(table, upto)):
+                draft.short = True
                 return
         draft.budget -= count
         sample = upto == request.planned_len
-        draft.entries[request.request_id] = _Entry(request, count, sample, appended, None)
+        draft.entries.append(_Entry(request, count, sample, appended, None))
 
-    def _make_room(self, draft: _Draft, request: Request, needed: int) -> bool:
-        """Preempt the latest arrival; False if `request` itself has to stand back this step."""
+    def _make_room(self, request: Request, needed: int) -> bool:
+        """Preempt the latest arrival; False if `request` itself stands back in this step."""
         pool = self.kv.pool
-        if pool.num_free + pool.num_fenced >= needed:
-            return False  # a step in flight is about to give them back
+        if pool.num_free + pool.num_fenced + self._unseen() >= needed:
+            return False  # steps in flight are about to give it back
         victim = self._running[-1]
-        if victim is self._running[0]:
-            return False  # alone: what it needs is behind the fence or behind its window
-        self._preempt(draft, victim)
-        return victim is not request
+        if victim is request:
+            return False  # it keeps what it has until an older one needs it
+        self._preempt(victim)
+        return True
 
-    def _preempt(self, draft: _Draft, victim: Request) -> None:
-        entry = draft.entries.pop(victim.request_id, None)
-        computed = victim.num_computed
-        if entry is not None:
-            draft.budget += entry.count
+    def _unseen(self) -> int:
+        """Blocks that fall behind windows when the launched steps have retired."""
+        kv = self.kv
+        return sum(
+            kv.unseen(request.table, request.num_computed)
+            for request in self._running
+            if request.table is not None
+        )
+
+    def _preempt(self, victim: Request) -> None:
+        """The latest arrival waits again. It is not in the plan yet: that goes by arrival."""
         assert victim.table is not None
-        won = sum(1 for _ in victim.table.held())
+        won = sum(map(len, victim.table.blocks))
+        lost = victim.num_computed
         self._leave_row(victim)
         victim.state = State.WAITING
         victim.num_computed = 0
         victim.num_preemptions += 1
         self._waiting.appendleft(victim)
         self.num_preemptions += 1
-        event = Preemption(victim.request_id, self._seq + 1, computed, won)
-        self.preemptions.append(event)
+        self.preemptions.append(Preemption(victim.request_id, self._seq + 1, lost, won))
 
     def _admit(self, draft: _Draft) -> None:
         """Take waiting requests while rows, tokens and blocks last."""
-        if not self._waiting or draft.budget <= 0:
+        if not self._waiting or draft.budget <= 0 or draft.short:
             return
         reserved = sum(self._still_needed(request) for request in self._running)
         while self._waiting and draft.budget > 0:
             request = self._waiting[0]
             if not self._free_rows or request.in_flight:
                 break
-            needed = self.kv.most_blocks(request.num_tokens)
+            needed = self.kv.most_blocks(_reach(request))
             if self._running and needed > self.kv.pool.num_free - reserved:
                 break
             count = min(request.num_tokens, draft.budget)
@@ -274,10 +313,7 @@ class Scheduler:
         request.state = State.RUNNING
         request.row = row
         request.term += 1
-        position = len(self._running)
-        while position > 0 and self._running[position - 1].order > request.order:
-            position -= 1
-        self._running.insert(position, request)
+        self._running.append(request)  # the latest: victims were, and waited in front
         join = RowJoin(
             row=row,
             tokens=request.tokens(),
@@ -288,17 +324,16 @@ class Scheduler:
         )
         draft.budget -= count
         sample = count == request.planned_len
-        draft.entries[request.request_id] = _Entry(request, count, sample, appended, join)
+        draft.entries.append(_Entry(request, count, sample, appended, join))
 
     def _still_needed(self, request: Request) -> int:
-        """Blocks that a running request will yet take for the tokens it has."""
+        """Blocks that a running request will yet take for the tokens it has and one more."""
         assert request.table is not None
-        held = sum(len(blocks) for blocks in request.table.blocks)
-        return max(0, self.kv.most_blocks(request.planned_len) - held)
+        return self.kv.still_needed(request.table, request.num_computed, _reach(request))
 
     def _finish_plan(self, draft: _Draft) -> StepPlan:
         self._seq += 1
-        entries = list(draft.entries.values())
+        entries = draft.entries
         launched = []
         for entry in entries:
             request = entry.request
@@ -342,6 +377,11 @@ class Scheduler:
             self._waiting.remove(request)
         request.state = State.FINISHED
         del self._requests[request.request_id]
+
+
+def _reach(request: Request) -> int:
+    """Tokens to have blocks for: those there are and one more. The last one's KV is never made."""
+    return max(request.planned_len, min(request.planned_len + 1, request.max_len - 1))
 
 
 def _array(values: list[int] | list[tuple[int, int, int, int]]) -> Int32:
