@@ -14,6 +14,14 @@ from octavo.base.errors import ModelFileError, UnsupportedModelError
 
 _MISSING = object()
 
+# A config that lies about these could make octavo take any amount of memory before a tensor's shape
+# shows the lie.
+MOST_LAYERS = 1024
+MOST_HEAD_DIM = 4096
+# Everything is computed in float32: a number beyond its normal range could only become 0 or inf.
+LEAST_NUMBER = 2.0**-126
+MOST_NUMBER = 2.0**127
+
 
 class Config:
     """A view of a config mapping that remembers which keys were taken.
@@ -34,25 +42,32 @@ class Config:
         value = self._values.get(name)
         return default if value is None else value
 
+    def given(self, key: str) -> bool:
+        """Whether the key is there, be it null."""
+        return self._prefix + key in self._values
+
     def number(self, key: str, default: float | object = _MISSING) -> float:
+        """A number above 0 that float32 can hold."""
         value = self.take(key, default)
         if value is _MISSING or isinstance(value, bool) or not isinstance(value, (int, float)):
             self._wrong(key, value, "a number")
+        if not LEAST_NUMBER <= value <= MOST_NUMBER:  # also false for NaN
+            self._wrong(key, value, f"a number in [{LEAST_NUMBER:.2g}, {MOST_NUMBER:.2g}]")
         return float(value)
 
     @overload
-    def whole(self, key: str) -> int: ...
+    def whole(self, key: str, *, most: int = ...) -> int: ...
     @overload
-    def whole(self, key: str, default: int) -> int: ...
+    def whole(self, key: str, default: int, *, most: int = ...) -> int: ...
     @overload
-    def whole(self, key: str, default: None) -> int | None: ...
-    def whole(self, key: str, default: Any = _MISSING) -> int | None:
-        """A whole number of at least 1, at most 2**31."""
+    def whole(self, key: str, default: None, *, most: int = ...) -> int | None: ...
+    def whole(self, key: str, default: Any = _MISSING, *, most: int = 2**31) -> int | None:
+        """A whole number in [1, most], be it given or the default."""
         value = self.take(key, default)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**31:
-            self._wrong(key, value, "a whole number of at least 1")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            self._wrong(key, value, f"a whole number in [1, {most}]")
         return int(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -64,7 +79,7 @@ class Config:
     def require(self, key: str, allowed: Collection[Any], default: Any = None) -> None:
         """Refuse a value that octavo does not implement."""
         value = self.take(key, default)
-        if value is not None and value not in allowed:
+        if value is not None and not any(_equal(value, item) for item in allowed):
             limit = " or ".join(repr(item) for item in allowed) or "nothing"
             raise UnsupportedModelError(
                 f"{self.where}: {self._prefix}{key}", value=value, limit=f"{limit} for now"
@@ -97,3 +112,9 @@ class Config:
     def _wrong(self, key: str, value: Any, expected: str) -> None:
         found = "nothing" if value is _MISSING else value
         raise ModelFileError(self.where, self._prefix + key, found=found, expected=expected)
+
+
+def _equal(value: Any, item: Any) -> bool:
+    """Plain equality; an array, which compares value by value, equals nothing."""
+    same = value == item
+    return isinstance(same, bool) and same

@@ -7,7 +7,7 @@ from typing import Any
 
 from octavo.base.errors import UnsupportedModelError
 from octavo.models import gguf, hf
-from octavo.models.config import Config
+from octavo.models.config import MOST_HEAD_DIM, MOST_LAYERS, Config
 from octavo.models.spec import LayerSpec, ModelSpec, RopeSpec
 
 _PATTERN = 6
@@ -17,7 +17,7 @@ _LAYERS_27B = 62
 
 def from_hf(c: Config, shapes: Mapping[str, tuple[int, ...]]) -> ModelSpec:
     """model_type gemma3_text. The checkpoint's norms multiply by 1 + weight."""
-    dim = c.whole("head_dim", 256)
+    dim = c.whole("head_dim", 256, most=MOST_HEAD_DIM)
     c.require("hidden_activation", ("gelu_pytorch_tanh",))
     c.require("attention_bias", (False,))
     c.require("attn_logit_softcapping", ())
@@ -47,6 +47,7 @@ def _hf_ropes(c: Config, dim: int) -> tuple[RopeSpec, RopeSpec]:
     """Ropes of full and of window layers, in either form of the config."""
     theta = c.number("rope_theta", 1_000_000.0)
     local_theta = c.number("rope_local_base_freq", _LOCAL_THETA)
+    hf.refuse_two_ropes(c)
     both = c.sub("rope_parameters")
     scaling = c.sub("rope_scaling")
     plain = RopeSpec(theta, dim, interleaved=False)
@@ -62,7 +63,8 @@ def _hf_ropes(c: Config, dim: int) -> tuple[RopeSpec, RopeSpec]:
 
 
 def _hf_layers(c: Config, full: RopeSpec, local: RopeSpec) -> tuple[LayerSpec, ...]:
-    count, window = c.whole("num_hidden_layers"), c.whole("sliding_window")
+    count = c.whole("num_hidden_layers", most=MOST_LAYERS)
+    window = c.whole("sliding_window")
     pattern = c.whole("sliding_window_pattern", None) or c.whole(
         "_sliding_window_pattern", _PATTERN
     )
@@ -70,7 +72,8 @@ def _hf_layers(c: Config, full: RopeSpec, local: RopeSpec) -> tuple[LayerSpec, .
     if types is None:
         return _layers(count, pattern, window, full, local)
     kinds = {"full_attention": LayerSpec(None, full), "sliding_attention": LayerSpec(window, local)}
-    if not isinstance(types, list) or len(types) != count or not set(types) <= set(kinds):
+    known = isinstance(types, list) and all(isinstance(t, str) and t in kinds for t in types)
+    if not known or len(types) != count:
         raise UnsupportedModelError(
             f"{c.where}: layer_types", value=types, limit=f"{count} of {', '.join(kinds)}"
         )
@@ -95,13 +98,13 @@ def from_gguf(
 ) -> ModelSpec:
     """Architecture "gemma3". The converter has added the 1 to the norms already."""
     hidden, heads = c.whole("embedding_length"), c.whole("attention.head_count")
-    dim = c.whole("attention.key_length", 256)
+    dim = c.whole("attention.key_length", 256, most=MOST_HEAD_DIM)
     c.require("attention.value_length", (dim,))
     c.require("attn_logit_softcapping", ())
     c.require("final_logit_softcapping", ())
     full = gguf.rope(c, dim, 1_000_000.0, interleaved=False, factors=factors)
     local = RopeSpec(c.number("rope.freq_base_swa", _LOCAL_THETA), dim, interleaved=False)
-    count = c.whole("block_count")
+    count = c.whole("block_count", most=MOST_LAYERS)
     pattern = c.whole("attention.sliding_window_pattern", _PATTERN)
     layers = _layers(count, pattern, c.whole("attention.sliding_window"), full, local)
     # The 27B model scales by its hidden size per head, the others by the head's size.

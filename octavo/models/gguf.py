@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from octavo.base.errors import UnsupportedModelError
-from octavo.models.config import Config
+from octavo.base.errors import ModelFileError, UnsupportedModelError
+from octavo.models.config import LEAST_NUMBER, MOST_NUMBER, Config
 from octavo.models.spec import RopeSpec
 
 FloatReader = Callable[[str], tuple[float, ...]]
@@ -46,7 +46,7 @@ def rope(
             f"{c.where}: rope.dimension_count", value=rotated, limit=f"the head's {dim} values"
         )
     kind = c.take("rope.scaling.type", "none")
-    if kind not in ("none", "linear"):
+    if not isinstance(kind, str) or kind not in ("none", "linear"):
         raise UnsupportedModelError(
             f"{c.where}: rope.scaling.type", value=kind, limit="none or linear"
         )
@@ -54,6 +54,13 @@ def rope(
     c.take("rope.scaling.original_context_length")
     c.take("rope.scaling.finetuned")
     linear = factor if kind == "linear" else 1.0
+    if factors is not None and not all(LEAST_NUMBER <= f <= MOST_NUMBER for f in factors):
+        raise ModelFileError(
+            c.where,
+            ROPE_FACTORS,
+            found=factors,
+            expected=f"numbers in [{LEAST_NUMBER:.2g}, {MOST_NUMBER:.2g}]",
+        )
     if factors is not None and len(factors) != dim // 2:
         raise UnsupportedModelError(
             f"{c.where}: {ROPE_FACTORS}", value=len(factors), limit=f"{dim // 2} factors"

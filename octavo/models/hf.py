@@ -32,7 +32,6 @@ INERT = (
     "pretraining_tp",
     "problem_type",
     "return_dict",
-    "rope_interleaved",
     "torch_dtype",
     "transformers.js_config",
     "transformers_version",
@@ -46,12 +45,25 @@ def rope(c: Config, dim: int, default_theta: float) -> RopeSpec:
     """One rope for all layers: `rope_theta` with `rope_scaling`, or `rope_parameters`."""
     theta = c.number("rope_theta", default_theta)
     c.require("partial_rotary_factor", (1, 1.0))
+    c.require("rope_interleaved", (False,))
+    refuse_two_ropes(c)
     parameters = c.sub("rope_parameters")
     scaling = c.sub("rope_scaling")
     chosen = parameters if parameters is not None else scaling
     if chosen is None:
         return RopeSpec(theta, dim, interleaved=False)
     return scaled_rope(chosen, dim, theta)
+
+
+def refuse_two_ropes(c: Config) -> None:
+    """`rope_parameters` is the later form of `rope_scaling`; both at once could contradict."""
+    if c.take("rope_parameters") is not None and (old := c.take("rope_scaling")) is not None:
+        raise UnsupportedModelError(
+            f"{c.where}: rope_scaling",
+            value=old,
+            limit="nothing beside rope_parameters",
+            remedy="keep one of the two",
+        )
 
 
 def scaled_rope(c: Config, dim: int, default_theta: float) -> RopeSpec:
@@ -69,6 +81,12 @@ def scaled_rope(c: Config, dim: int, default_theta: float) -> RopeSpec:
             high_freq_factor=c.number("high_freq_factor"),
             original_max_position=c.whole("original_max_position_embeddings"),
         )
+        if llama3.high_freq_factor <= llama3.low_freq_factor:  # nothing to blend between
+            raise UnsupportedModelError(
+                f"{c.where}: high_freq_factor",
+                value=llama3.high_freq_factor,
+                limit=f"more than low_freq_factor, {llama3.low_freq_factor}",
+            )
     elif kind != "default":
         raise UnsupportedModelError(
             f"{c.where}: rope_type", value=kind, limit="default, linear or llama3"

@@ -6,24 +6,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.models import gguf, hf
-from octavo.models.config import Config
+from octavo.models.config import MOST_HEAD_DIM, MOST_LAYERS, Config
 from octavo.models.spec import LayerSpec, ModelSpec, RopeSpec
 
 
 def from_hf(c: Config, shapes: Mapping[str, tuple[int, ...]]) -> ModelSpec:
     """model_type llama and mistral."""
     hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
-    dim = c.whole("head_dim", hidden // heads)
+    dim = c.whole("head_dim", hidden // heads, most=MOST_HEAD_DIM)
     c.require("hidden_act", ("silu",))
     c.require("attention_bias", (False,))
     c.require("mlp_bias", (False,))
     rope = hf.rope(c, dim, 10000.0)
-    window = c.whole("sliding_window", None)
+    window, kv_heads = None, heads
+    if c.take("model_type") == "mistral":  # what transformers takes where the key is not there
+        window = c.whole("sliding_window", None if c.given("sliding_window") else 4096)
+        kv_heads = heads if c.given("num_key_value_heads") else 8
     layer = LayerSpec(window, rope)
     spec = _spec(
         "llama",
         heads=heads,
-        kv_heads=c.whole("num_key_value_heads", heads),
+        kv_heads=c.whole("num_key_value_heads", kv_heads),
         dim=dim,
         hidden=hidden,
         vocab=c.whole("vocab_size"),
@@ -31,7 +34,7 @@ def from_hf(c: Config, shapes: Mapping[str, tuple[int, ...]]) -> ModelSpec:
         context=c.whole("max_position_embeddings"),
         eps=c.number("rms_norm_eps", 1e-6),
         tied=c.flag("tie_word_embeddings", False),
-        layers=(layer,) * c.whole("num_hidden_layers"),
+        layers=(layer,) * c.whole("num_hidden_layers", most=MOST_LAYERS),
     )
     c.finish(hf.INERT)
     return spec
@@ -45,7 +48,7 @@ def from_gguf(
 ) -> ModelSpec:
     """Architecture "llama". Its q and k rows are permuted for interleaved rotary pairs."""
     hidden, heads = c.whole("embedding_length"), c.whole("attention.head_count")
-    dim = c.whole("attention.key_length", hidden // heads)
+    dim = c.whole("attention.key_length", hidden // heads, most=MOST_HEAD_DIM)
     c.require("attention.value_length", (dim,))
     c.require("expert_count", (0,))
     c.require("expert_used_count", (0,))
@@ -63,7 +66,7 @@ def from_gguf(
         context=c.whole("context_length"),
         eps=c.number("attention.layer_norm_rms_epsilon", 1e-5),
         tied="output.weight" not in shapes,
-        layers=(layer,) * c.whole("block_count"),
+        layers=(layer,) * c.whole("block_count", most=MOST_LAYERS),
     )
     c.finish()
     return spec

@@ -129,6 +129,4 @@ def _checked(spec: ModelSpec, where: str) -> ModelSpec:
         )
     if spec.head_dim % 2:
         raise ModelFileError(where, "head size", found=spec.head_dim, expected="an even number")
-    if not 1 <= spec.num_layers <= 1024:
-        raise ModelFileError(where, "layers", found=spec.num_layers, expected="1 to 1024")
     return spec

@@ -49,7 +49,11 @@ def layout_arena(
     ranges = live_ranges(steps)
     placed: dict[str, tuple[int, int]] = {}
     for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
-        meets = [place for other, place in placed.items() if _meet(ranges[name], ranges[other])]
+        meets = [
+            place
+            for other, place in placed.items()
+            if _meet(ranges.get(name, []), ranges.get(other, []))
+        ]
         start = 0
         for low, high in sorted(meets):
             if start + sizes[name] <= low:

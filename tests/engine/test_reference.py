@@ -92,6 +92,50 @@ def test_who_survives(row: RowSampling, left: set[int]) -> None:
     assert set(np.flatnonzero(survivors(L, row)).tolist()) == left
 
 
+def _plain_probabilities(x: Float32, row: RowSampling) -> NDArray[np.float64]:
+    """The documented order in float64, one list at a time: min-p, then top-k, then top-p."""
+    p = np.exp(x.astype(np.float64) / row.temperature)
+    p /= p.sum()
+    kept = [i for i in range(len(p)) if p[i] >= row.min_p * p.max()]
+    kept.sort(key=lambda i: -p[i])
+    kept = kept[: row.top_k] if row.top_k else kept
+    total, running = sum(p[i] for i in kept), 0.0
+    nucleus: list[int] = []
+    for i in kept:
+        if nucleus and running >= row.top_p * total:
+            break
+        nucleus.append(i)
+        running += p[i]
+    out = np.zeros(len(p))
+    out[nucleus] = p[nucleus] / p[nucleus].sum()
+    return out
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.7])
+@pytest.mark.parametrize(("top_k", "top_p", "min_p"), [
+    (0, 1.0, 0.0), (7, 1.0, 0.0), (0, 0.8, 0.0), (0, 1.0, 0.05), (12, 0.9, 0.02), (3, 0.5, 0.3),
+])  # fmt: skip
+def test_the_probabilities_after_every_cut(
+    temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    """R7: not only who is left, but with which probability; and that is what is drawn."""
+    x = (2 * np.random.default_rng(5).standard_normal(50)).astype(np.float32)
+    row = RowSampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=9)
+    weight = survivors(x, row).astype(np.float64)
+    want = _plain_probabilities(x, row)
+    assert set(np.flatnonzero(weight)) == set(np.flatnonzero(want))
+    np.testing.assert_allclose(weight / weight.sum(), want, rtol=1e-5)
+    bounds = np.cumsum(want)
+    checked = 0
+    for position in range(1, 301):
+        u = philox_uniform(9, position)
+        if np.abs(bounds - u).min() > 1e-6:  # float32 weights may fall on either side
+            token = sample_row(x, row, np.zeros(position, np.int32))
+            assert token == int(np.searchsorted(bounds, u, side="right"))
+            checked += 1
+    assert checked > 290
+
+
 def test_ties_are_kept() -> None:
     x = np.zeros(6, np.float32)
     assert (survivors(x, RowSampling(temperature=1.0, top_k=2)) > 0).all()
@@ -136,4 +180,10 @@ def test_what_cannot_be_sampled() -> None:
     assert sample_row(np.array([0, np.nan], np.float32), RowSampling(), history) == -1
     only = RowSampling(allowed_ids=np.array([1], np.int32), bad_words=(np.array([1], np.int32),))
     assert sample_row(np.zeros(3, np.float32), only, history) == -1
+    tiny = RowSampling(temperature=1e-42)  # drives the logits out of float32
+    assert sample_row(np.array([1, 9], np.float32), tiny, history) == -1
+    zero = RowSampling(temperature=1e-60)  # 0 in float32: greedy
+    assert sample_row(np.array([1, 9], np.float32), zero, history) == 1
+    no_penalty = RowSampling(repetition_penalty=1e-60, allowed_ids=np.array([1], np.int32))
+    assert sample_row(np.array([1, 9], np.float32), no_penalty, history) == -1
     assert sample_row(np.zeros(3, np.float32), RowSampling(), history) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -21,7 +22,7 @@ from octavo.program import (
     program_cost,
 )
 from octavo.program import ops as op
-from octavo.program.arena import live_ranges
+from octavo.program.arena import ArenaLayout, live_ranges
 from octavo.program.ops import Buffer, Per
 from octavo.program.rope import inverse_frequencies
 
@@ -84,6 +85,47 @@ def test_every_op_reads_what_was_written_and_every_tensor_is_read(change: dict[s
     assert isinstance(program.sample[-1], op.Sample)
 
 
+@pytest.mark.parametrize(
+    ("change", "per_layer"),
+    [({}, 16), ({"qkv_bias": True}, 16), ({"qk_norm": True}, 18), ({"post_norms": True}, 18)],
+    ids=["plain", "qkv_bias", "qk_norm", "post_norms"],
+)
+def test_ops_and_shapes(change: dict[str, bool], per_layer: int) -> None:
+    program = build_program(spec_of([None, 8, 8], **change), 16)
+    assert len(program.forward) == 3 * per_layer + 2
+    kinds = [type(item) for item in program.sample]
+    assert kinds == [op.LoadRows, op.RmsNorm, op.Linear, op.Sample]
+    shapes = {tensor.name: tensor.shape for tensor in program.tensors}
+    widths = {buffer.name: buffer.width for buffer in program.buffers}
+    linears = [item for item in (*program.forward, *program.sample) if isinstance(item, op.Linear)]
+    assert len(linears) == 3 * 7 + 1
+    for item in linears:
+        assert shapes[item.weight] == (item.n_out, item.n_in)
+        assert (widths[item.x], widths[item.out]) == (item.n_in, item.n_out)
+        assert (item.bias is not None) == (
+            change.get("qkv_bias", False) and item.out in ("q", "k", "v")
+        )
+        if item.bias is not None:
+            assert shapes[item.bias] == (item.n_out,)
+    for norm in (item for item in program.forward if isinstance(item, op.RmsNorm)):
+        assert shapes[norm.weight] == (norm.width,)
+        assert widths[norm.out] == widths[norm.x]
+        assert widths[norm.x] % norm.width == 0
+    windows = [item.window for item in program.forward if isinstance(item, op.Attention)]
+    assert windows == [None, 8, 8]
+
+
+def test_a_tied_head_is_the_embedding() -> None:
+    tied = build_program(spec_of([None], tie_embeddings=True), 16)
+    own = build_program(spec_of([None]), 16)
+    heads = [
+        next(item.weight for item in program.sample if isinstance(item, op.Linear))
+        for program in (tied, own)
+    ]
+    assert heads == ["embed", "lm_head"]
+    assert {t.name for t in own.tensors} - {t.name for t in tied.tensors} == {"lm_head"}
+
+
 _USES = st.lists(
     st.tuples(
         st.lists(st.sampled_from("abcdefg"), max_size=2).map(tuple),
@@ -117,6 +159,75 @@ def test_buffers_that_live_together_do_not_overlap(
         largest = max(largest, sum(layout.sizes[name] for name in alive))
     assert largest <= layout.total_bytes <= sum(layout.sizes.values())
     assert all(low % 64 == 0 for low, _ in places.values())
+
+
+def _run_in_arena(
+    layout: ArenaLayout, uses: Sequence[tuple[tuple[str, ...], tuple[str, ...]]]
+) -> None:
+    """Stamp what each step writes; every read finds the last stamp of its buffer, untouched.
+
+    Knows nothing of lifetimes: it would notice a range that ends too early.
+    """
+    arena = np.zeros(layout.total_bytes // 64, np.int64)
+    stamps: dict[str, int] = {}
+
+    def place(name: str) -> slice:
+        return slice(layout.offsets[name] // 64, (layout.offsets[name] + layout.sizes[name]) // 64)
+
+    for step, (reads, writes) in enumerate(uses):
+        for name in reads:
+            if name in stamps:
+                assert (arena[place(name)] == stamps[name]).all(), (step, name)
+        for i, name in enumerate(dict.fromkeys(writes)):
+            stamps[name] = 1 + 16 * step + i
+            arena[place(name)] = stamps[name]
+        for name in writes:  # what one step writes side by side is there after it
+            assert (arena[place(name)] == stamps[name]).all(), (step, name)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(uses=_USES, widths=st.lists(st.integers(1, 300), min_size=7, max_size=7))
+def test_what_is_read_is_what_was_written_last(
+    uses: list[tuple[tuple[str, ...], tuple[str, ...]]], widths: list[int]
+) -> None:
+    buffers = [Buffer(n, Per.TOKEN, w) for n, w in zip("abcdefg", widths, strict=True)]
+    _run_in_arena(layout_arena(buffers, uses, tile=3, sample_rows=2), uses)
+
+
+@pytest.mark.parametrize("change", [{}, {"qk_norm": True, "post_norms": True}])
+def test_a_program_finds_what_it_wrote(change: dict[str, bool]) -> None:
+    program = build_program(spec_of([None, 8], **change), 16)
+    uses = [(item.reads(), item.writes()) for item in (*program.forward, *program.sample)]
+    layout = layout_arena(program.buffers, uses, 512, 32)
+    _run_in_arena(layout, uses)
+    in_place = [item for item in program.forward if set(item.reads()) & set(item.writes())]
+    assert {type(item) for item in in_place} >= {op.Rope, op.ActMul, op.Add}
+
+
+def test_an_in_place_op_keeps_what_lay_idle_before_it() -> None:
+    """a waits over a step in which only b lives: b may not take its place."""
+    uses = [((), ("a",)), ((), ("b",)), (("b",), ("c",)), (("a", "c"), ("a",))]
+    layout = layout_arena([Buffer(n, Per.TOKEN, 16) for n in "abc"], uses, 1, 1)
+    assert layout.offsets["a"] not in (layout.offsets["b"], layout.offsets["c"])
+    _run_in_arena(layout, uses)
+
+
+def test_a_prefill_reads_its_rows_keys_once() -> None:
+    program = build_program(spec_of([None, 8]), 16)
+    full, window = (item for item in program.forward if isinstance(item, op.Attention))
+    weights = {tensor.name: 0 for tensor in program.tensors}
+    queries, per_key = 4 * 64, 2 * 2 * 16 * 2  # one token's bytes in, one key and value in bf16
+
+    def keys(item: op.Attention, shape: StepShape) -> int:
+        read = op_cost(item, program, shape, weights, 2).bytes_read
+        return (read - queries * shape.tokens) // per_key
+
+    assert keys(full, StepShape.prefill(64)) == 64
+    assert keys(window, StepShape.prefill(64)) == 64
+    chunk = StepShape(4, 1, (101, 102, 103, 104))
+    assert (keys(full, chunk), keys(window, chunk)) == (104, 11)
+    apart = StepShape.decode(3, 50)  # three rows, nothing shared
+    assert (keys(full, apart), keys(window, apart)) == (150, 24)
 
 
 def test_a_real_programs_arena_is_smaller_than_its_buffers() -> None:

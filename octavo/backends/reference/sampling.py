@@ -53,7 +53,7 @@ def penalised(logits: Float32, row: RowSampling, history: Int32) -> Float32:
     if row.repetition_penalty != 1.0:
         ids = np.unique(history)
         x, r = logits[ids], np.float32(row.repetition_penalty)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(all="ignore"):
             logits[ids] = np.where(x > 0, x / r, x * r)
     if row.frequency_penalty or row.presence_penalty:
         ids, counts = np.unique(history[row.prompt_len :], return_counts=True)
@@ -63,8 +63,14 @@ def penalised(logits: Float32, row: RowSampling, history: Int32) -> Float32:
 
 
 def survivors(logits: Float32, row: RowSampling) -> Float32:
-    """Weights exp(logit / T − top) of the tokens that min-p, top-k and top-p leave, else 0."""
-    x = logits / np.float32(row.temperature)
+    """Weights exp(logit / T − top) of the tokens that min-p, top-k and top-p leave, else 0.
+
+    All are 0 where a temperature near the end of float32 drives the largest logit out of range.
+    """
+    with np.errstate(all="ignore"):
+        x = logits / np.float32(row.temperature)
+    if not np.isfinite(x.max()):
+        return np.zeros_like(x)
     weight = np.exp(x - x.max()).astype(np.float32)
     if row.min_p > 0:
         weight[weight < np.float32(row.min_p)] = 0
@@ -97,11 +103,12 @@ def sample_row(logits: Float32, row: RowSampling, history: Int32) -> int:
     if not np.isfinite(logits).all():
         return NOT_SAMPLED
     x = penalised(masked(logits, row, history), row, history)
-    if not (x > _NONE).any():
+    if np.isnan(x).any() or not (x > _NONE).any():
         return NOT_SAMPLED
-    if row.temperature == 0:
+    if np.float32(row.temperature) == 0:
         return int(x.argmax())
-    return draw(survivors(x, row), philox_uniform(row.seed, len(history)))
+    weight = survivors(x, row)
+    return draw(weight, philox_uniform(row.seed, len(history))) if weight.any() else NOT_SAMPLED
 
 
 def log_probabilities(logits: Float32, token: int, count: int) -> TokenLogprobs:
