@@ -25,6 +25,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_TOKENS = 64
 MAX_LOGPROBS = 20
+GREEDY_BELOW = 1e-5
 SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1
 
 # name → (lower, upper, lower is excluded); both finite bounds are included otherwise
@@ -34,7 +35,7 @@ _FLOAT_BOUNDS: dict[str, tuple[float, float, bool]] = {
     "min_p": (0.0, 1.0, False),
     "presence_penalty": (-2.0, 2.0, False),
     "frequency_penalty": (-2.0, 2.0, False),
-    "repetition_penalty": (0.0, 100.0, True),
+    "repetition_penalty": (0.01, 100.0, False),
 }
 _INT_BOUNDS: dict[str, tuple[int, int]] = {
     "n": (1, 1),
@@ -61,7 +62,7 @@ class RequestOutputKind(Enum):
 class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """Sampling parameters of one request, with vLLM's names and defaults.
 
-    temperature: 0 is greedy (arg max, lowest id on a tie).
+    temperature: 0 is greedy (arg max, lowest id on a tie); so is anything below 1e-5, as in vLLM.
     top_k: 0 or -1 turns it off.
     seed: None draws a fresh one when the request is admitted.
     stop: up to 32 strings of at most 1,024 bytes; the reply is cut before the first match.
@@ -138,7 +139,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tr
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

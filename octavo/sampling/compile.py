@@ -76,7 +76,7 @@ def compile_row(params: SamplingParams, *, eos_ids: Sequence[int], prompt_len: i
     allowed = params.allowed_token_ids
     stop_ids = sorted({*eos_ids, *(params.stop_token_ids or ())})
     return RowSampling(
-        temperature=float(params.temperature),
+        temperature=0.0 if params.greedy else float(params.temperature),
         top_k=max(0, params.top_k),
         top_p=float(params.top_p),
         min_p=float(params.min_p),

@@ -30,6 +30,7 @@ WRONG: list[tuple[str, Any]] = [
     ("top_p", 1.5),
     ("temperature", -1),
     ("repetition_penalty", 0.0),
+    ("repetition_penalty", 1e-60),
     ("repetition_penalty", "x"),
     ("n", 2),
     ("n", 5_000_000),
@@ -116,6 +117,12 @@ def test_ids_beyond_the_vocabulary_are_refused(field: dict[str, Any]) -> None:
 def test_it_crosses_a_process_unchanged() -> None:
     params = SamplingParams(stop=["x"], logit_bias={5: 1.0}, seed=2**63, temperature=0.3)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+def test_a_temperature_that_divides_by_almost_nothing_is_greedy() -> None:
+    assert SamplingParams(temperature=0).greedy
+    assert SamplingParams(temperature=1e-40).greedy
+    assert not SamplingParams(temperature=1e-5).greedy
 
 
 def test_replace_checks_again() -> None:
