@@ -61,12 +61,16 @@ constexpr int64_t strip_bytes(int32_t layout, int64_t k) {
 // int8 activations lie in panels of 8 rows, block by block, so that a kernel reaches all 8 rows of a
 // block from one pointer with fixed offsets:
 //
-//   panel, block b:  codes [8 rows][32] · scale f32 [8] · sum of codes i32 [8] · scale · sum f32 [8]
+//   panel, block b:  codes [8 rows][32] · scale f32 [8] · scale · sum f32 [8] · offsets i32 [2][8]
+//
+// sum: of the 32 codes. offsets: −128 · the sum of codes [0, 16) and of codes [16, 32); a dot product
+// over weight codes stored +128 begins there and ends exact.
 constexpr int64_t kPanelRows = 8;
-constexpr int64_t kPanelScale = kPanelRows * kBlock;             // byte offsets in a panel's block
-constexpr int64_t kPanelSum = kPanelScale + kPanelRows * 4;
-constexpr int64_t kPanelScaledSum = kPanelSum + kPanelRows * 4;
-constexpr int64_t kPanelBlock = kPanelScaledSum + kPanelRows * 4 + 32;  // padded to cache lines
+constexpr int64_t kPanelScale = kPanelRows * kBlock;  // byte offsets in a panel's block
+constexpr int64_t kPanelScaledSum = kPanelScale + kPanelRows * 4;
+constexpr int64_t kPanelOffset = kPanelScaledSum + kPanelRows * 4;
+constexpr int64_t kPanelBlock = kPanelOffset + 2 * kPanelRows * 4;
+static_assert(kPanelBlock % 64 == 0);
 
 constexpr int64_t panel_bytes(int64_t k) { return k / kBlock * kPanelBlock; }
 

@@ -11,8 +11,9 @@ kept=$(mktemp -d)
 trap 'rm -f "$library"; [ -e "$kept/liboctavo.so" ] && mv "$kept/liboctavo.so" "$library"; rm -rf "$kept"' EXIT
 
 "$bin/cmake" -S . -B build/sanitized -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-    -DOCTAVO_SANITIZE=ON -DCMAKE_MAKE_PROGRAM="$(realpath "$bin/ninja")" >/dev/null
+    -DOCTAVO_SANITIZE=ON -DOCTAVO_TOOLS=ON -DCMAKE_MAKE_PROGRAM="$(realpath "$bin/ninja")" >/dev/null
 "$bin/cmake" --build build/sanitized
+build/sanitized/test_linear
 # Python itself leaks by design; everything else is fatal.
 LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)" \
     ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \

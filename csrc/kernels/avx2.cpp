@@ -12,7 +12,7 @@ struct Avx2 {
   struct F { __m256 a, b; };
   struct I { __m256i a, b; };
   struct C { __m256i a, b; };
-  static constexpr int quant_rows = 2;
+  static constexpr int quant_rows = 4;
   static constexpr int float_rows = 1;
   static constexpr int32_t s8_offset = 0;
 
@@ -53,9 +53,11 @@ struct Avx2 {
   }
   static F cvt(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
   static I iadd(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
-  static I isub(I x, int32_t y) {
-    const __m256i v = _mm256_set1_epi32(y);
-    return {_mm256_sub_epi32(x.a, v), _mm256_sub_epi32(x.b, v)};
+  // −Offset · the sum of some activation codes; offset: −128 · that sum.
+  template <int Offset>
+  static I start(const int32_t* offset) {
+    const __m256i v = _mm256_set1_epi32(*offset / (128 / Offset));
+    return {v, v};
   }
   static C load_codes(const uint8_t* p) {
     const auto* q = reinterpret_cast<const __m256i*>(p);
@@ -71,26 +73,73 @@ struct Avx2 {
     std::memcpy(&bits, x, 4);
     return _mm256_set1_epi32(bits);
   }
-  static __m256i pairs(__m256i acc, __m256i u, __m256i s) {
-    const __m256i sums = _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1));
-    return _mm256_add_epi32(acc, sums);
+  static __m256i widened(__m256i acc, __m256i words) {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
   }
-  // Codes of at most 127: two products of 127 · 127 fit 16 bits.
-  static I dot_u7(I acc, C c, const int8_t* x) {
-    const __m256i v = four(x);
-    return {pairs(acc.a, c.a, v), pairs(acc.b, c.b, v)};
+  // Eight products of at most 31 · 127 fit 16 bits, so the four groups add up before widening.
+  static I half_u5(I acc, const C* groups, const int8_t* x) {
+    __m256i v = four(x);
+    __m256i a = _mm256_maddubs_epi16(groups[0].a, v), b = _mm256_maddubs_epi16(groups[0].b, v);
+    for (int g = 1; g < 4; ++g) {
+      v = four(x + 4 * g);
+      a = _mm256_add_epi16(a, _mm256_maddubs_epi16(groups[g].a, v));
+      b = _mm256_add_epi16(b, _mm256_maddubs_epi16(groups[g].b, v));
+    }
+    return {widened(acc.a, a), widened(acc.b, b)};
   }
   // Signed codes: |w| · (±x). Two products of 128 · 127 fit 16 bits, so nothing saturates.
-  static __m256i signed_pairs(__m256i acc, __m256i stored, __m256i v) {
+  static __m256i signed_pairs(__m256i stored, __m256i v) {
     const __m256i w = _mm256_xor_si256(stored, _mm256_set1_epi8(static_cast<char>(0x80)));
-    return pairs(acc, _mm256_abs_epi8(w), _mm256_sign_epi8(v, w));
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(v, w));
   }
-  static I dot_s8(I acc, C c, const int8_t* x) {
-    const __m256i v = four(x);
-    return {signed_pairs(acc.a, c.a, v), signed_pairs(acc.b, c.b, v)};
+  static I half_s8(I acc, const C* groups, const int8_t* x) {
+    for (int g = 0; g < 4; ++g) {
+      const __m256i v = four(x + 4 * g);
+      acc.a = widened(acc.a, signed_pairs(groups[g].a, v));
+      acc.b = widened(acc.b, signed_pairs(groups[g].b, v));
+    }
+    return acc;
   }
-  static void prefetch(const uint8_t* p) {
-    for (int i = 0; i < 5; ++i) _mm_prefetch(reinterpret_cast<const char*>(p + 64 * i), _MM_HINT_T0);
+  static void dots_u5(I& lo, I& hi, const C* groups, const int8_t* x) {
+    lo = half_u5(lo, groups, x);
+    hi = half_u5(hi, groups + 4, x + 16);
+  }
+  static void dots_s8(I& lo, I& hi, const C* groups, const int8_t* x) {
+    lo = half_s8(lo, groups, x);
+    hi = half_s8(hi, groups + 4, x + 16);
+  }
+  // The largest |x| of 32 values; whether all are finite.
+  static bool block_amax(const float* x, float* amax) {
+    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF));
+    const __m256 most = _mm256_set1_ps(3.4028235e38f);
+    __m256 top = _mm256_setzero_ps(), strange = _mm256_setzero_ps();
+    for (int i = 0; i < 32; i += 8) {
+      const __m256 a = _mm256_and_ps(_mm256_loadu_ps(x + i), magnitude);
+      top = _mm256_max_ps(top, a);
+      strange = _mm256_or_ps(strange, _mm256_cmp_ps(a, most, _CMP_NLE_UQ));
+    }
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(top), _mm256_extractf128_ps(top, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    m = _mm_max_ss(m, _mm_movehdup_ps(m));
+    *amax = _mm_cvtss_f32(m);
+    return _mm256_movemask_ps(strange) == 0;
+  }
+  static void block_codes(const float* x, float inverse, int8_t* codes, int32_t* sums) {
+    const __m256 scale = _mm256_set1_ps(inverse);
+    for (int half = 0; half < 2; ++half, x += 16, codes += 16) {
+      const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), scale));
+      const __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8), scale));
+      // Packing works within halves of a register: a0 b0 a1 b1, put right by 64-bit parts.
+      const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xD8);
+      const __m128i bytes =
+          _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), bytes);
+      const __m256i both = _mm256_add_epi32(a, b);
+      __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+      sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
+      sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1));
+      sums[half] = _mm_cvtsi128_si32(sum);
+    }
   }
   static F sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
   static F mulv(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
@@ -116,8 +165,8 @@ struct Avx2 {
 }  // namespace
 
 const Kernels kAvx2Kernels = {
-    strip<Avx2>,    quantize_row, rms_norm<Avx2>,
-    act_mul<Avx2>, attention<Avx2>, exp_all<Avx2>,
+    strip<Avx2>,   quantize_row<Avx2>, rms_norm<Avx2>,
+    act_mul<Avx2>, attention<Avx2>,    exp_all<Avx2>,
 };
 
 }  // namespace octavo

@@ -35,7 +35,12 @@ struct Avx512 {
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static F cvt(I a) { return _mm512_cvtepi32_ps(a); }
   static I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
-  static I isub(I a, int32_t b) { return _mm512_sub_epi32(a, _mm512_set1_epi32(b)); }
+  // −Offset · the sum of some activation codes; offset: −128 · that sum.
+  template <int Offset>
+  static I start(const int32_t* offset) {
+    const I v = _mm512_set1_epi32(*offset);
+    return Offset == 128 ? v : _mm512_srai_epi32(v, 4);
+  }
   static C load_codes(const uint8_t* p) { return _mm512_loadu_si512(p); }
   static C low_nibbles(C c) { return _mm512_and_si512(c, _mm512_set1_epi8(15)); }
   static C high_nibbles(C c) {
@@ -46,10 +51,33 @@ struct Avx512 {
     std::memcpy(&bits, x, 4);
     return _mm512_set1_epi32(bits);
   }
-  static I dot_u7(I acc, C codes, const int8_t* x) { return _mm512_dpbusd_epi32(acc, codes, four(x)); }
-  static I dot_s8(I acc, C codes, const int8_t* x) { return _mm512_dpbusd_epi32(acc, codes, four(x)); }
-  static void prefetch(const uint8_t* p) {
-    for (int i = 0; i < 5; ++i) _mm_prefetch(reinterpret_cast<const char*>(p + 64 * i), _MM_HINT_T0);
+  static void dots_u5(I& lo, I& hi, const C* groups, const int8_t* x) {
+    for (int g = 0; g < 4; ++g) {
+      lo = _mm512_dpbusd_epi32(lo, groups[g], four(x + 4 * g));
+      hi = _mm512_dpbusd_epi32(hi, groups[g + 4], four(x + 16 + 4 * g));
+    }
+  }
+  static void dots_s8(I& lo, I& hi, const C* groups, const int8_t* x) {
+    dots_u5(lo, hi, groups, x);
+  }
+  // The largest |x| of 32 values; whether all are finite.
+  static bool block_amax(const float* x, float* amax) {
+    constexpr int nan_or_infinite = 0x01 | 0x08 | 0x10 | 0x80;
+    const F a = load(x), b = load(x + 16);
+    *amax = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
+    return (_mm512_fpclass_ps_mask(a, nan_or_infinite) |
+            _mm512_fpclass_ps_mask(b, nan_or_infinite)) == 0;
+  }
+  static void block_codes(const float* x, float inverse, int8_t* codes, int32_t* sums) {
+    for (int half = 0; half < 2; ++half) {
+      const I q = _mm512_cvtps_epi32(mul(load(x + 16 * half), inverse));
+      const __m128i bytes = _mm512_cvtepi32_epi8(q);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + 16 * half), bytes);
+      __m128i sum = _mm_dpbusd_epi32(_mm_setzero_si128(), _mm_set1_epi8(1), bytes);
+      sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
+      sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1));
+      sums[half] = _mm_cvtsi128_si32(sum);
+    }
   }
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F mulv(F a, F b) { return _mm512_mul_ps(a, b); }
@@ -70,8 +98,8 @@ struct Avx512 {
 }  // namespace
 
 const Kernels kAvx512Kernels = {
-    strip<Avx512>,    quantize_row, rms_norm<Avx512>,
-    act_mul<Avx512>, attention<Avx512>, exp_all<Avx512>,
+    strip<Avx512>,   quantize_row<Avx512>, rms_norm<Avx512>,
+    act_mul<Avx512>, attention<Avx512>,    exp_all<Avx512>,
 };
 
 }  // namespace octavo

@@ -66,8 +66,11 @@ struct Portable {
     for (int i = 0; i < 16; ++i) a.v[i] += b.v[i];
     return a;
   }
-  static I isub(I a, int32_t b) {
-    for (int32_t& v : a.v) v -= b;
+  // −Offset · the sum of some activation codes; offset: −128 · that sum.
+  template <int Offset>
+  static I start(const int32_t* offset) {
+    I a;
+    for (int32_t& v : a.v) v = *offset / (128 / Offset);
     return a;
   }
   static C load_codes(const uint8_t* p) {
@@ -83,19 +86,45 @@ struct Portable {
     for (uint8_t& v : c.v) v = static_cast<uint8_t>(v >> 4);
     return c;
   }
-  static I dot_u7(I acc, const C& c, const int8_t* x) {
-    for (int i = 0; i < 16; ++i) {
-      for (int j = 0; j < 4; ++j) acc.v[i] += c.v[4 * i + j] * x[j];
+  template <int Offset>
+  static I dots(I acc, const C* groups, const int8_t* x) {
+    for (int g = 0; g < 4; ++g) {
+      for (int i = 0; i < 16; ++i) {
+        for (int j = 0; j < 4; ++j) {
+          acc.v[i] += (groups[g].v[4 * i + j] - Offset) * x[4 * g + j];
+        }
+      }
     }
     return acc;
   }
-  static I dot_s8(I acc, const C& c, const int8_t* x) {
-    for (int i = 0; i < 16; ++i) {
-      for (int j = 0; j < 4; ++j) acc.v[i] += (c.v[4 * i + j] - 128) * x[j];
-    }
-    return acc;
+  static void dots_u5(I& lo, I& hi, const C* groups, const int8_t* x) {
+    lo = dots<0>(lo, groups, x);
+    hi = dots<0>(hi, groups + 4, x + 16);
   }
-  static void prefetch(const uint8_t*) {}
+  static void dots_s8(I& lo, I& hi, const C* groups, const int8_t* x) {
+    lo = dots<128>(lo, groups, x);
+    hi = dots<128>(hi, groups + 4, x + 16);
+  }
+  // The largest |x| of 32 values; whether all are finite.
+  static bool block_amax(const float* x, float* amax) {
+    bool finite = true;
+    *amax = 0.0f;
+    for (int i = 0; i < kBlock; ++i) {
+      *amax = std::max(*amax, std::fabs(x[i]));
+      finite &= std::fabs(x[i]) <= 3.4028235e38f;
+    }
+    return finite;
+  }
+  static void block_codes(const float* x, float inverse, int8_t* codes, int32_t* sums) {
+    for (int i = 0; i < kBlock; ++i) {
+      // Adding 1.5·2²³ rounds to a whole number, ties to even, in the low bits.
+      const float shifted = x[i] * inverse + 12582912.0f;
+      int32_t bits;
+      std::memcpy(&bits, &shifted, 4);
+      codes[i] = static_cast<int8_t>(bits - 0x4B400000);
+      sums[i / 16] += codes[i];
+    }
+  }
   static F sub(F a, const F& b) {
     for (int i = 0; i < 16; ++i) a.v[i] -= b.v[i];
     return a;
@@ -136,8 +165,8 @@ struct Portable {
 }  // namespace
 
 const Kernels kPortableKernels = {
-    strip<Portable>,    quantize_row, rms_norm<Portable>,
-    act_mul<Portable>, attention<Portable>, exp_all<Portable>,
+    strip<Portable>,   quantize_row<Portable>, rms_norm<Portable>,
+    act_mul<Portable>, attention<Portable>,    exp_all<Portable>,
 };
 
 }  // namespace octavo

@@ -2,17 +2,33 @@
 // Each instruction set includes this in its own translation unit with its own `V`; everything is
 // in an anonymous namespace so that no code compiled for one set can be linked into another.
 //
-// V provides: F (16 floats), I (16 int32), C (64 code bytes) and the operations used below.
+// V provides: F (16 floats), I (16 int32), C (64 code bytes: 16 rows × 4) and the operations used
+// below. dots_…(lo, hi, groups, x) adds the products of 8 groups of codes and 32 activation codes,
+// the first 16 in lo, the others in hi. u5: codes are at most 31; s8: codes are stored +128, and the
+// sums are too large by V::s8_offset · Σx.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #include "../kernels.h"
 
 namespace octavo {
 namespace {
+
+#define OCTAVO_INLINE inline __attribute__((always_inline))
+
+// f(0), f(1) … f(N − 1) with constant arguments. A loop would leave the unrolling to the compiler;
+// where it doesn't, arrays of accumulators live in memory and the kernel takes twice the time.
+template <int N, class Function>
+OCTAVO_INLINE void unrolled(Function&& f) {
+  [&]<int... Index>(std::integer_sequence<int, Index...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, Index>{}), ...);
+  }(std::make_integer_sequence<int, N>{});
+}
 
 template <class V>
 inline void store_row(const StripCall& c, int64_t row, typename V::F acc) {
@@ -49,6 +65,8 @@ inline void quant_rows(const StripCall& c, int64_t r0) {
   constexpr bool wide_scale = L == kU4mF32 || L == kU8mF32 || L == kS8hF32;
   constexpr bool halves = L == kS8hF32;
   constexpr bool is_signed = L == kS8F16 || L == kS8hF32;
+  // What the stored codes are too large by.
+  constexpr int offset = L == kU4F16 ? 8 : is_signed ? V::s8_offset : 0;
   constexpr int64_t code_bytes = u4 ? 256 : 512;
   constexpr int64_t bytes = unit_bytes(L);
   const int64_t lane = r0 % kPanelRows;
@@ -60,9 +78,8 @@ inline void quant_rows(const StripCall& c, int64_t r0) {
   const uint8_t* p = c.strip;
   for (int64_t b = 0; b < blocks; ++b, p += bytes, codes += kPanelBlock, rest += kPanelBlock) {
     const auto* scales = reinterpret_cast<const float*>(rest + kPanelScale) + lane;
-    const auto* sums = reinterpret_cast<const int32_t*>(rest + kPanelSum) + lane;
     const auto* scaled_sums = reinterpret_cast<const float*>(rest + kPanelScaledSum) + lane;
-    if constexpr (R == 1) V::prefetch(p + 2048);
+    const auto* offsets = reinterpret_cast<const int32_t*>(rest + kPanelOffset) + lane;
     typename V::C groups[8];
     load_codes<V, u4>(p, groups);
     const uint8_t* q = p + code_bytes;
@@ -74,35 +91,27 @@ inline void quant_rows(const StripCall& c, int64_t r0) {
       scale = V::load_f16(reinterpret_cast<const uint16_t*>(q));
       second = with_min ? V::load_f16(reinterpret_cast<const uint16_t*>(q + 32)) : V::fzero();
     }
-    for (int r = 0; r < R; ++r) {
+    unrolled<R>([&](auto r) __attribute__((always_inline)) {
       const int8_t* xq = codes + r * kBlock;
       I lo = V::izero(), hi = V::izero();
-      for (int g = 0; g < 4; ++g) {
-        lo = is_signed ? V::dot_s8(lo, groups[g], xq + 4 * g) : V::dot_u7(lo, groups[g], xq + 4 * g);
-        hi = is_signed ? V::dot_s8(hi, groups[g + 4], xq + 16 + 4 * g)
-                       : V::dot_u7(hi, groups[g + 4], xq + 16 + 4 * g);
+      if constexpr (offset != 0) {
+        lo = V::template start<offset>(offsets + r);
+        hi = V::template start<offset>(offsets + kPanelRows + r);
+      }
+      if constexpr (is_signed) {
+        V::dots_s8(lo, hi, groups, xq);
+      } else {
+        V::dots_u5(lo, hi, groups, xq);
       }
       const float ascale = scales[r];
       if constexpr (halves) {
-        // The offset of the codes is taken back per half, with the half's own sum.
-        if constexpr (V::s8_offset != 0) {
-          int32_t sum_lo = 0;
-          for (int i = 0; i < 16; ++i) sum_lo += xq[i];
-          lo = V::isub(lo, V::s8_offset * sum_lo);
-          hi = V::isub(hi, V::s8_offset * (sums[r] - sum_lo));
-        }
         acc[r] = V::fma(V::cvt(lo), V::mul(scale, ascale), acc[r]);
         acc[r] = V::fma(V::cvt(hi), V::mul(second, ascale), acc[r]);
       } else {
-        I dot = V::iadd(lo, hi);
-        if constexpr (L == kU4F16) dot = V::isub(dot, 8 * sums[r]);
-        if constexpr (L == kS8F16 && V::s8_offset != 0) {
-          dot = V::isub(dot, V::s8_offset * sums[r]);
-        }
-        acc[r] = V::fma(V::cvt(dot), V::mul(scale, ascale), acc[r]);
+        acc[r] = V::fma(V::cvt(V::iadd(lo, hi)), V::mul(scale, ascale), acc[r]);
         if constexpr (with_min) acc[r] = V::fma(second, V::set1(scaled_sums[r]), acc[r]);
       }
-    }
+    });
   }
   for (int r = 0; r < R; ++r) store_row<V>(c, r0 + r, acc[r]);
 }
@@ -152,19 +161,22 @@ inline void rows(const StripCall& c, int64_t r0) {
   }
 }
 
+template <class V, int32_t L, int R>
+inline void rest_of_rows(const StripCall& c, int64_t r0) {
+  if constexpr (R > 0) {
+    if (c.r1 - r0 == R) return rows<V, L, R>(c, r0);
+    rest_of_rows<V, L, R - 1>(c, r0);
+  }
+}
+
 // A strip stays in the first-level cache while blocks of rows pass over it.
 template <class V, int32_t L>
 void strip_of(const StripCall& c) {
   constexpr int most = is_float(L) ? V::float_rows : V::quant_rows;
+  static_assert(kPanelRows % most == 0);  // a block of rows lies in one panel
   int64_t r = c.r0;
   for (; r + most <= c.r1; r += most) rows<V, L, most>(c, r);
-  if constexpr (most > 4) {
-    for (; r + 4 <= c.r1; r += 4) rows<V, L, 4>(c, r);
-  }
-  if constexpr (most > 2) {
-    for (; r + 2 <= c.r1; r += 2) rows<V, L, 2>(c, r);
-  }
-  for (; r < c.r1; ++r) rows<V, L, 1>(c, r);
+  rest_of_rows<V, L, most - 1>(c, r);
 }
 
 template <class V>
@@ -184,37 +196,30 @@ void strip(int32_t layout, const StripCall& c) {
 }
 
 // One activation row to int8: per block of 32, scale = amax / 127, code = round to nearest even of
-// x / scale. A block with a NaN or an infinity gets the scale NaN, which makes this row's outputs
-// NaN and nobody else's.
+// x · (1 / scale). A block with a NaN or an infinity gets the scale NaN, which makes this row's
+// outputs NaN and nobody else's.
+template <class V>
 inline void quantize_row(const float* x, int64_t k, int64_t row, void* act) {
   const int64_t lane = row % kPanelRows;
   auto* codes = const_cast<int8_t*>(panel_codes(act, row, k));
   auto* rest = codes - lane * kBlock;
   for (int64_t b = 0; b < k / kBlock; ++b, x += kBlock, codes += kPanelBlock, rest += kPanelBlock) {
-    float amax = 0.0f;
-    bool finite = true;
-    for (int i = 0; i < kBlock; ++i) {
-      amax = std::max(amax, std::fabs(x[i]));
-      finite &= std::fabs(x[i]) <= 3.4028235e38f;
-    }
+    float amax;
+    const bool finite = V::block_amax(x, &amax);
     const float d = finite ? amax / 127.0f : NAN;
+    int32_t sums[2] = {0, 0};
     // Below the normal range 1/d overflows; such values are zero beside anything that matters.
-    const float inverse = finite && d >= 1.17549435e-38f ? 1.0f / d : 0.0f;
-    int32_t total = 0;
-    for (int i = 0; i < kBlock; ++i) {
-      const float scaled = finite ? x[i] * inverse : 0.0f;
-      // Adding 1.5·2²³ rounds to a whole number, ties to even, in the low bits.
-      const float shifted = scaled + 12582912.0f;
-      int32_t bits;
-      std::memcpy(&bits, &shifted, 4);
-      const int32_t code = std::min(127, std::max(-127, bits - 0x4B400000));
-      codes[i] = static_cast<int8_t>(code);
-      total += code;
+    if (finite && d >= 1.17549435e-38f) {
+      V::block_codes(x, 1.0f / d, codes, sums);
+    } else {
+      std::memset(codes, 0, kBlock);
     }
-    const float scaled_sum = d * static_cast<float>(total);
+    const float scaled_sum = d * static_cast<float>(sums[0] + sums[1]);
+    const int32_t offsets[2] = {-128 * sums[0], -128 * sums[1]};
     std::memcpy(rest + kPanelScale + 4 * lane, &d, 4);
-    std::memcpy(rest + kPanelSum + 4 * lane, &total, 4);
     std::memcpy(rest + kPanelScaledSum + 4 * lane, &scaled_sum, 4);
+    std::memcpy(rest + kPanelOffset + 4 * lane, &offsets[0], 4);
+    std::memcpy(rest + kPanelOffset + 4 * (kPanelRows + lane), &offsets[1], 4);
   }
 }
 
