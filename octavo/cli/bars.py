@@ -18,21 +18,24 @@ class _Bars:
         self._drawn: RichProgress | None = None
 
     def start(self, description: str, total_bytes: int | None) -> None:
-        if total_bytes is None:
-            return  # phases of a start are over before a spinner helps
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            SpinnerColumn,
+            TextColumn,
+            TransferSpeedColumn,
+        )
         from rich.progress import Progress as RichProgress
 
         self.done()
-        self._drawn = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            console=Console(stderr=True),
-            transient=True,
+        text = TextColumn("{task.description}")
+        columns = (
+            (SpinnerColumn(), text)
+            if total_bytes is None
+            else (text, BarColumn(), DownloadColumn(), TransferSpeedColumn())
         )
+        self._drawn = RichProgress(*columns, console=Console(stderr=True), transient=True)
         self._drawn.start()
         self._drawn.add_task(description, total=total_bytes)
 
