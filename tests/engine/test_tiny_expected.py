@@ -25,8 +25,8 @@ def test_every_family_is_here() -> None:
 def test_logits_equal_transformers(name: str, backend: str, chunk: int) -> None:
     """Float weights are computed in float32 by both backends.
 
-    native holds keys and values in bfloat16, and these random weights make attention sharp: measured
-    at most 0.091 standard deviations, 0.019 in the median. A wrong rope or mask gives above 0.5.
+    native holds keys and values in bfloat16, and these random weights make attention sharp:
+    measured at most 0.091 standard deviations, 0.019 in the median.
     """
     model = open_model(FOLDER / name, block_size=4)
     with np.load(FOLDER / name / "expected.npz") as kept:
