@@ -37,7 +37,7 @@ struct RowArguments {
   const float* bias;
 };
 
-OCTAVO_API int32_t octavo_abi_version() { return 1; }
+OCTAVO_API int32_t octavo_abi_version() { return 2; }
 
 OCTAVO_API const char* octavo_last_error() { return last_error.c_str(); }
 
@@ -72,6 +72,9 @@ OCTAVO_API Model* octavo_model_new(const octavo::Dims* dims) {
   guarded([&] { model = new Model(*dims); });
   return model;
 }
+
+// Bytes that the team's threads use between them while they work.
+OCTAVO_API int64_t octavo_scratch_bytes(const Model* model) { return model->scratch_bytes(); }
 
 OCTAVO_API void octavo_model_free(Model* model) { delete model; }
 

@@ -24,9 +24,10 @@ int64_t pool_bytes(const Dims& d) {
 
 int64_t align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
+// Attention's scratch lies behind sampling's: the sampler's counts stay zero between its calls.
 int64_t thread_scratch(const Dims& d) {
-  const int64_t floats = attention_scratch(d.head_dim, d.heads / d.kv_heads);
-  return align(std::max<int64_t>(floats * 4, sample_scratch_bytes(d.vocab)));
+  return align(sample_scratch_bytes(d.vocab)) +
+         align(4 * attention_scratch(d.head_dim, d.heads / d.kv_heads));
 }
 
 // Rows a thread claims at once: few, so that nobody waits, but not one by one.
@@ -313,7 +314,8 @@ void Model::run_attention(const Record& r, std::atomic<int64_t>& claim, int thre
         .stride = stride,
         .tokens = item.tokens,
         .first_position = batch_.positions[item.token],
-        .scratch = reinterpret_cast<float*>(scratch_.data() + thread * scratch_bytes_),
+        .scratch = reinterpret_cast<float*>(scratch_.data() + thread * scratch_bytes_ +
+                                            align(sample_scratch_bytes(dims_.vocab))),
     };
     kernels().attention(call);
   }

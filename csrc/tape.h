@@ -82,7 +82,7 @@ class Model {
 
   RowSampling& row(int32_t r) { return rows_[static_cast<size_t>(r)]; }
   const Dims& dims() const { return dims_; }
-  int64_t used_weight_bytes() const { return used_; }
+  int64_t scratch_bytes() const { return scratch_.bytes(); }
 
  private:
   struct Stage {

@@ -85,9 +85,9 @@ class NativeBackend:
         self._dims = self._plan(weight_bytes)
         self._model = library.octavo_model_new(c.byref(self._dims))
         if not self._model:
-            raise EngineStartError(
-                "memory for the model", value=self.memory(), limit="what is free"
-            )
+            text = library.octavo_last_error().decode()
+            raise EngineStartError(f"the native backend cannot take its memory: {text}")
+        self._scratch_bytes = int(library.octavo_scratch_bytes(self._model))
         try:
             self._load(weights, progress)
         except BaseException:
@@ -280,6 +280,7 @@ class NativeBackend:
             "arena": dims.arena_bytes,
             "kv_pool": dims.num_blocks * kv.block_bytes(_KV_BYTES),
             "hidden": dims.max_rows * dims.hidden * 4,
+            "scratch": self._scratch_bytes,
         }
 
     def close(self) -> None:

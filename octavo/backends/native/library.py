@@ -9,7 +9,7 @@ from pathlib import Path
 
 from octavo.base.errors import ConfigError, EngineStartError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 ISAS = ("portable", "avx2", "avx512")
 FORMATS = {
     name: number
@@ -135,6 +135,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "octavo_act_bytes": (c.c_int64, (c.c_int64, c.c_int64)),
     "octavo_model_new": (_P, (c.POINTER(Dims),)),
     "octavo_model_free": (None, (_P,)),
+    "octavo_scratch_bytes": (c.c_int64, (_P,)),
     "octavo_add_weight": (c.c_int32, (_P, c.c_int32, c.c_int64, c.c_int64, _P)),
     "octavo_add_vector": (c.c_int32, (_P, _P, c.c_int64)),
     "octavo_set_tape": (c.c_int32, (_P, c.c_int32, _P, c.c_int32)),
