@@ -15,8 +15,9 @@ _LOCAL_THETA = 10_000.0
 _LAYERS_27B = 62
 
 
-def from_hf(c: Config, shapes: Mapping[str, tuple[int, ...]]) -> ModelSpec:
+def from_hf(c: Config) -> ModelSpec:
     """model_type gemma3_text. The checkpoint's norms multiply by 1 + weight."""
+    sizes = hf.sizes(c, kv_heads=4, tied=True)
     dim = c.whole("head_dim", 256, most=MOST_HEAD_DIM)
     c.require("hidden_activation", ("gelu_pytorch_tanh",))
     c.require("attention_bias", (False,))
@@ -25,22 +26,9 @@ def from_hf(c: Config, shapes: Mapping[str, tuple[int, ...]]) -> ModelSpec:
     c.require("use_bidirectional_attention", (False,))
     full, local = _hf_ropes(c, dim)
     layers = _hf_layers(c, full, local)
-    spec = _spec(
-        hidden=c.whole("hidden_size"),
-        heads=c.whole("num_attention_heads"),
-        kv_heads=c.whole("num_key_value_heads"),
-        dim=dim,
-        vocab=c.whole("vocab_size"),
-        ffn=c.whole("intermediate_size"),
-        context=c.whole("max_position_embeddings"),
-        eps=c.number("rms_norm_eps", 1e-6),
-        norm_offset=1.0,
-        attn_scale=c.number("query_pre_attn_scalar", 256.0) ** -0.5,
-        tied=c.flag("tie_word_embeddings", True),
-        layers=layers,
-    )
+    scale = c.number("query_pre_attn_scalar", 256.0) ** -0.5
     c.finish(hf.INERT)
-    return spec
+    return _spec(sizes, dim=dim, norm_offset=1.0, attn_scale=scale, layers=layers)
 
 
 def _hf_ropes(c: Config, dim: int) -> tuple[RopeSpec, RopeSpec]:
@@ -93,13 +81,12 @@ def _layers(
 def from_gguf(
     c: Config,
     metadata: Mapping[str, Any],
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: gguf.Shapes,
     factors: tuple[float, ...] | None,
 ) -> ModelSpec:
     """Architecture "gemma3". The converter has added the 1 to the norms already."""
-    hidden, heads = c.whole("embedding_length"), c.whole("attention.head_count")
-    dim = c.whole("attention.key_length", 256, most=MOST_HEAD_DIM)
-    c.require("attention.value_length", (dim,))
+    sizes = gguf.sizes(c, shapes, eps=1e-6)
+    dim = gguf.head_dim(c, 256)
     c.require("attn_logit_softcapping", ())
     c.require("final_logit_softcapping", ())
     full = gguf.rope(c, dim, 1_000_000.0, interleaved=False, factors=factors)
@@ -108,59 +95,30 @@ def from_gguf(
     pattern = c.whole("attention.sliding_window_pattern", _PATTERN)
     layers = _layers(count, pattern, c.whole("attention.sliding_window"), full, local)
     # The 27B model scales by its hidden size per head, the others by the head's size.
-    width = hidden // heads if count == _LAYERS_27B else dim
-    spec = _spec(
-        hidden=hidden,
-        heads=heads,
-        kv_heads=c.whole("attention.head_count_kv"),
-        dim=dim,
-        vocab=gguf.vocab_size(c, metadata, shapes),
-        ffn=c.whole("feed_forward_length"),
-        context=c.whole("context_length"),
-        eps=c.number("attention.layer_norm_rms_epsilon", 1e-6),
-        norm_offset=0.0,
-        attn_scale=float(width) ** -0.5,
-        tied="output.weight" not in shapes,
-        layers=layers,
-    )
+    width = sizes["hidden_size"] // sizes["num_heads"] if count == _LAYERS_27B else dim
     c.finish()
-    return spec
+    return _spec(sizes, dim=dim, norm_offset=0.0, attn_scale=float(width) ** -0.5, layers=layers)
 
 
 def _spec(
+    sizes: dict[str, Any],
     *,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
     dim: int,
-    vocab: int,
-    ffn: int,
-    context: int,
-    eps: float,
     norm_offset: float,
     attn_scale: float,
-    tied: bool,
     layers: tuple[LayerSpec, ...],
 ) -> ModelSpec:
     return ModelSpec(
         family="gemma3",
-        vocab_size=vocab,
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
         head_dim=dim,
-        intermediate_size=ffn,
-        max_position=context,
-        norm_eps=eps,
         norm_offset=norm_offset,
         activation="gelu_tanh",
-        qkv_bias=False,
         qk_norm=True,
         post_norms=True,
         # transformers rounds this to the weights' dtype when it runs in bfloat16; octavo computes
         # in float32, as it does then.
-        embed_scale=float(hidden) ** 0.5,
+        embed_scale=float(sizes["hidden_size"]) ** 0.5,
         attn_scale=attn_scale,
-        tie_embeddings=tied,
         layers=layers,
+        **sizes,
     )

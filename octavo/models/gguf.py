@@ -6,22 +6,43 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from octavo.base.errors import ModelFileError, UnsupportedModelError
-from octavo.models.config import LEAST_NUMBER, MOST_NUMBER, Config
+from octavo.models.config import LEAST_NUMBER, MOST_HEAD_DIM, MOST_NUMBER, Config
 from octavo.models.spec import RopeSpec
 
 FloatReader = Callable[[str], tuple[float, ...]]
 ROPE_FACTORS = "rope_freqs.weight"
 
 
-def vocab_size(
-    c: Config, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
-) -> int:
-    """The embedding's rows; `vocab_size`, where given, must agree (padding apart)."""
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def sizes(c: Config, shapes: Shapes, *, eps: float) -> dict[str, Any]:
+    """Fields of a `ModelSpec` that every architecture names alike. eps: where the key is absent."""
+    heads = c.whole("attention.head_count")
+    return {
+        "vocab_size": _vocab_size(c, shapes),
+        "hidden_size": c.whole("embedding_length"),
+        "num_heads": heads,
+        "num_kv_heads": c.whole("attention.head_count_kv", heads),
+        "intermediate_size": c.whole("feed_forward_length"),
+        "max_position": c.whole("context_length"),
+        "norm_eps": c.number("attention.layer_norm_rms_epsilon", eps),
+        "tie_embeddings": "output.weight" not in shapes,
+    }
+
+
+def head_dim(c: Config, default: int) -> int:
+    """`attention.key_length`; values are as long as keys in every family here."""
+    dim = c.whole("attention.key_length", default, most=MOST_HEAD_DIM)
+    c.require("attention.value_length", (dim,))
+    return dim
+
+
+def _vocab_size(c: Config, shapes: Shapes) -> int:
+    """The embedding's rows; `vocab_size`, where given, must agree."""
     rows = shapes.get("token_embd.weight", (0,))[0]
-    return c.whole("vocab_size", rows or 1) if not rows else _agreed(c, rows)
-
-
-def _agreed(c: Config, rows: int) -> int:
+    if not rows:
+        return c.whole("vocab_size")
     stated = c.whole("vocab_size", rows)
     if stated != rows:
         raise UnsupportedModelError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from octavo.base.errors import UnsupportedModelError
 from octavo.models.config import Config
 from octavo.models.spec import Llama3Scaling, RopeSpec
@@ -39,6 +41,26 @@ INERT = (
     "unsloth_version",
     "use_cache",
 )
+
+
+def sizes(c: Config, *, kv_heads: int | None = None, tied: bool = False) -> dict[str, Any]:
+    """Fields of a `ModelSpec` that every family names alike.
+
+    kv_heads, tied: what an absent key means (kv_heads None: as many as heads). An explicit null
+    num_key_value_heads always means as many as heads.
+    """
+    heads = c.whole("num_attention_heads")
+    absent = kv_heads if kv_heads is not None and not c.given("num_key_value_heads") else heads
+    return {
+        "vocab_size": c.whole("vocab_size"),
+        "hidden_size": c.whole("hidden_size"),
+        "num_heads": heads,
+        "num_kv_heads": c.whole("num_key_value_heads", absent),
+        "intermediate_size": c.whole("intermediate_size"),
+        "max_position": c.whole("max_position_embeddings"),
+        "norm_eps": c.number("rms_norm_eps", 1e-6),
+        "tie_embeddings": c.flag("tie_word_embeddings", tied),
+    }
 
 
 def rope(c: Config, dim: int, default_theta: float) -> RopeSpec:

@@ -10,17 +10,15 @@ from typing import Any
 from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.models import gemma, gguf, llama, names, qwen
 from octavo.models.config import Config
-from octavo.models.gguf import FloatReader
+from octavo.models.gguf import FloatReader, Shapes
 from octavo.models.spec import ModelSpec
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Family:
     """How one architecture name of each dialect is read."""
 
-    from_hf: Callable[[Config, Shapes], ModelSpec]
+    from_hf: Callable[[Config], ModelSpec]
     from_gguf: Callable[[Config, Mapping[str, Any], Shapes, tuple[float, ...] | None], ModelSpec]
     hf_layer: Mapping[str, str]
 
@@ -69,7 +67,7 @@ def read_model(
     """
     if fmt == "gguf":
         return _read_gguf(metadata, shapes, where, read_floats)
-    return _read_hf(metadata, shapes, where)
+    return _read_hf(metadata, where)
 
 
 def _family(table: Mapping[str, Family], name: object, where: str, field: str) -> Family:
@@ -104,11 +102,11 @@ def _read_gguf(
     return ModelDef(_checked(spec, where), name_of, known)
 
 
-def _read_hf(metadata: Mapping[str, Any], shapes: Shapes, where: str) -> ModelDef:
+def _read_hf(metadata: Mapping[str, Any], where: str) -> ModelDef:
     family = _family(HF_FAMILIES, metadata.get("model_type"), where, "model_type")
     config = Config(metadata, where)
     config.require("quantization_config", ())
-    spec = family.from_hf(config, shapes)
+    spec = family.from_hf(config)
 
     def name_of(canonical: str) -> str:
         return names.checkpoint_name(canonical, names.HF_TOP, family.hf_layer, "model.layers.")

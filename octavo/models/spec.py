@@ -56,7 +56,7 @@ class LayerSpec:
     rope: RopeSpec
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """Everything that a decoder-only transformer of a known family needs.
 
@@ -75,12 +75,12 @@ class ModelSpec:
     intermediate_size: int
     max_position: int
     norm_eps: float
-    norm_offset: float
-    activation: str
-    qkv_bias: bool
-    qk_norm: bool
-    post_norms: bool
-    embed_scale: float
+    norm_offset: float = 0.0
+    activation: str = "silu"
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    post_norms: bool = False
+    embed_scale: float = 1.0
     attn_scale: float
     tie_embeddings: bool
     layers: tuple[LayerSpec, ...]
