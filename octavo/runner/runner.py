@@ -71,15 +71,7 @@ class Runner:
         """One step. Raises only what can't be pinned to a row (the backend itself failed)."""
         started = time.monotonic()
         rows = self.rows
-        for row in plan.leaves:
-            rows.leave(row)
-            self._broken.pop(row, None)
-        for join in plan.joins:
-            self._join(join)
-        if len(plan.blocks):
-            row, group, index, block = plan.blocks.T
-            rows.block_tables[group, row, index] = block
-
+        self._apply_deltas(plan)
         size = len(plan.rows)
         step = _Step(
             tokens=np.full(size, NOT_SAMPLED, np.int32),
@@ -128,6 +120,17 @@ class Runner:
             logprobs=step.logprobs,
             faults=step.faults,
         )
+
+    def _apply_deltas(self, plan: StepPlan) -> None:
+        """Rows that leave, rows that join, blocks that were appended: in this order."""
+        for row in plan.leaves:
+            self.rows.leave(row)
+            self._broken.pop(row, None)
+        for join in plan.joins:
+            self._join(join)
+        if len(plan.blocks):
+            row, group, index, block = plan.blocks.T
+            self.rows.block_tables[group, row, index] = block
 
     def _join(self, join: RowJoin) -> None:
         """Begin a row; one that can't begin ends with FAULT in the first step that lists it."""
