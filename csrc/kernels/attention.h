@@ -13,6 +13,7 @@
 
 #include "../kernels.h"
 #include "rowwise.h"
+#include "unroll.h"
 
 namespace octavo {
 namespace {
@@ -62,6 +63,14 @@ inline void load_tile(const AttentionCall& c, int64_t tile, int64_t first, int64
     const uint16_t* block = c.pool + c.table[p / size] * c.block_elements;
     const int64_t entry = p % size;
     const int64_t count = std::min(size - entry, hi - p);
+    // The next block lies anywhere: ask for it while this one is widened.
+    if (p + count < end) {
+      const uint16_t* next = c.pool + c.table[(p + count) / size] * c.block_elements;
+      for (int64_t i = 0; i < size * dim; i += 32) {
+        __builtin_prefetch(next + c.k_offset + i);
+        __builtin_prefetch(next + c.v_offset + i);
+      }
+    }
     // Whole vectors of keys where the block has them: a key beyond the end does no harm.
     const int64_t whole = std::min({(count + 15) / 16 * 16, size - entry, kKeyTile - (p - tile)});
     for (int64_t d = 0; d < dim; ++d) {
@@ -84,21 +93,21 @@ inline void score_tile(const AttentionCall& c, int64_t j0, const AttentionScratc
   for (int j = 0; j < N; ++j) q[j] = query_at(c, j0 + j);
   for (int64_t key = 0; key < kKeyTile; key += 32) {
     F a[N], b[N];
-    for (int j = 0; j < N; ++j) a[j] = b[j] = V::fzero();
+    unrolled<N>([&](auto j) { a[j] = b[j] = V::fzero(); });
     for (int64_t d = 0; d < c.dim; ++d) {
       const F k0 = V::load(s.keys + d * kKeyTile + key);
       const F k1 = V::load(s.keys + d * kKeyTile + key + 16);
-      for (int j = 0; j < N; ++j) {
+      unrolled<N>([&](auto j) {
         const F x = V::set1(q[j][d]);
         a[j] = V::fma(k0, x, a[j]);
         b[j] = V::fma(k1, x, b[j]);
-      }
+      });
     }
-    for (int j = 0; j < N; ++j) {
+    unrolled<N>([&](auto j) {
       float* row = s.scores + (j0 + j) * kKeyTile + key;
       V::store(row, V::mul(a[j], c.scale));
       V::store(row + 16, V::mul(b[j], c.scale));
-    }
+    });
   }
 }
 
@@ -133,22 +142,49 @@ inline void softmax_tile(const AttentionCall& c, int64_t j, int64_t tile,
   }
 }
 
-// out[j0 .. j0+N) += weights · values, keys in order.
+// out[j0 .. j0+N) += weights · values for the D·16 dimensions from d on, keys in order.
+template <class V, int N, int D>
+inline void value_columns(const AttentionCall& c, int64_t j0, int64_t d,
+                          const AttentionScratch& s) {
+  using F = typename V::F;
+  F acc[N][D];
+  unrolled<N>([&](auto j) {
+    unrolled<D>([&](auto i) { acc[j][i] = V::load(s.out + (j0 + j) * c.dim + d + 16 * i); });
+  });
+  for (int64_t key = 0; key < kKeyTile; ++key) {
+    unrolled<D>([&](auto i) {
+      const F v = V::load(s.values + key * c.dim + d + 16 * i);
+      unrolled<N>([&](auto j) {
+        acc[j][i] = V::fma(v, V::set1(s.scores[(j0 + j) * kKeyTile + key]), acc[j][i]);
+      });
+    });
+  }
+  unrolled<N>([&](auto j) {
+    unrolled<D>([&](auto i) { V::store(s.out + (j0 + j) * c.dim + d + 16 * i, acc[j][i]); });
+  });
+}
+
 template <class V, int N>
 inline void value_tile(const AttentionCall& c, int64_t j0, const AttentionScratch& s) {
-  using F = typename V::F;
-  for (int64_t d = 0; d < c.dim; d += 16) {
-    const int64_t m = std::min<int64_t>(16, c.dim - d);
-    F acc[N];
-    for (int j = 0; j < N; ++j) acc[j] = V::load_n(s.out + (j0 + j) * c.dim + d, m);
-    for (int64_t key = 0; key < kKeyTile; ++key) {
-      const F v = V::load_n(s.values + key * c.dim + d, m);
-      for (int j = 0; j < N; ++j) {
-        acc[j] = V::fma(v, V::set1(s.scores[(j0 + j) * kKeyTile + key]), acc[j]);
+  int64_t d = 0;
+  for (; d + 32 <= c.dim; d += 32) value_columns<V, N, 2>(c, j0, d, s);
+  for (; d + 16 <= c.dim; d += 16) value_columns<V, N, 1>(c, j0, d, s);
+  for (; d < c.dim; ++d) {
+    for (int64_t j = j0; j < j0 + N; ++j) {
+      float sum = s.out[j * c.dim + d];
+      for (int64_t key = 0; key < kKeyTile; ++key) {
+        sum = std::fma(s.values[key * c.dim + d], s.scores[j * kKeyTile + key], sum);
       }
+      s.out[j * c.dim + d] = sum;
     }
-    for (int j = 0; j < N; ++j) V::store_n(s.out + (j0 + j) * c.dim + d, acc[j], m);
   }
+}
+
+// Scores (or, the softmax done, values) of all queries, four at a time.
+template <class V, int N = 4, class Tile>
+inline void over_queries(int64_t j, int64_t queries, Tile&& tile) {
+  for (; j + N <= queries; j += N) tile(std::integral_constant<int, N>{}, j);
+  if constexpr (N > 1) over_queries<V, N - 1>(j, queries, tile);
 }
 
 template <class V>
@@ -162,12 +198,9 @@ void attention(const AttentionCall& c) {
   std::fill(s.sum, s.sum + queries, 0.0f);
   for (int64_t tile = first / kKeyTile * kKeyTile; tile < end; tile += kKeyTile) {
     load_tile<V>(c, tile, first, end, s);
-    int64_t j = 0;
-    for (; j + 4 <= queries; j += 4) score_tile<V, 4>(c, j, s);
-    for (; j < queries; ++j) score_tile<V, 1>(c, j, s);
-    for (j = 0; j < queries; ++j) softmax_tile<V>(c, j, tile, s);
-    for (j = 0; j + 4 <= queries; j += 4) value_tile<V, 4>(c, j, s);
-    for (; j < queries; ++j) value_tile<V, 1>(c, j, s);
+    over_queries<V>(0, queries, [&](auto n, int64_t j) { score_tile<V, n>(c, j, s); });
+    for (int64_t j = 0; j < queries; ++j) softmax_tile<V>(c, j, tile, s);
+    over_queries<V>(0, queries, [&](auto n, int64_t j) { value_tile<V, n>(c, j, s); });
   }
   for (int64_t j = 0; j < queries; ++j) {
     float* out = c.out + j / c.heads * c.stride + j % c.heads * c.dim;
