@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from octavo.base.errors import (
+    ConfigError,
     EngineDeadError,
     EngineError,
     EngineStartError,
@@ -93,7 +94,7 @@ class AsyncLLM:
     @classmethod
     async def start(
         cls,
-        args: EngineArgs,
+        args: EngineArgs | str,
         *,
         progress: Progress | None = None,
         in_process: bool = False,
@@ -102,10 +103,15 @@ class AsyncLLM:
     ) -> AsyncLLM:
         """Begin to start an engine and return at once; `wait_ready` tells how it went.
 
+        args: options, or just a model.
+
         in_process: run it on a thread of this process. check: prove the pool's and the scheduler's
         invariants after every step (in process; for tests).
         """
-        self = cls(args, asyncio.get_running_loop())
+        settled = EngineArgs(model=args) if isinstance(args, str) else args
+        if not isinstance(settled, EngineArgs):
+            raise ConfigError("AsyncLLM.start", value=args, limit="a model's name or EngineArgs")
+        self = cls(settled, asyncio.get_running_loop())
         self._progress = progress
         self._startup = asyncio.create_task(self._start(in_process, log_level, check))
         return self
@@ -344,7 +350,8 @@ class AsyncLLM:
 
     def _on_dead(self, message: Dead) -> None:
         if self.state != "dead":
-            log.error("the engine is dead: %s", message.cause)
+            if self._info is not None:  # a failed start is told by wait_ready
+                log.error("the engine is dead: %s", message.cause)
             self._die(message.cause, None)
 
     def _die(self, cause: str, error: BaseException | None) -> None:

@@ -115,7 +115,7 @@ class InputProcessor:
                 limit="false while add_generation_prompt is true",
             )
         normal = normalize_messages(messages)
-        text = self._chat_template().render(
+        text = self.compile_template().render(
             normal,
             add_generation_prompt=add_generation_prompt,
             tools=tools,
@@ -126,7 +126,8 @@ class InputProcessor:
         ids = self.encode(text, add_special_tokens=add_special_tokens, param="messages")
         return text, ids
 
-    def _chat_template(self) -> ChatTemplate:
+    def compile_template(self) -> ChatTemplate:
+        """The chat template, compiled once. Raises TemplateError."""
         with self._lock:
             if self._template is None:
                 tokenizer = self.tokenizer
@@ -241,9 +242,17 @@ def load_input_processor(args: EngineArgs, model_path: Path) -> InputProcessor:
                 found=error.value,
                 expected=error.limit or "a value in bounds",
             ) from None
-    return InputProcessor(
+    door = InputProcessor(
         tokenizer, chat_template=_template_option(args.chat_template), default_params=defaults
     )
+    if args.chat_template is not None:  # the user's own: wrong now is better than in each request
+        try:
+            door.compile_template()
+        except RequestError as error:
+            raise ConfigError(
+                "--chat-template", limit=f"a template that compiles ({error})"
+            ) from None
+    return door
 
 
 def _template_option(value: str | None) -> str | None:

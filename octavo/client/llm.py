@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 import time
 import uuid
@@ -16,7 +17,13 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeAlias, cast
 
-from octavo.base.errors import ConfigError, EngineDeadError, EngineStartError, RequestError
+from octavo.base.errors import (
+    ConfigError,
+    EngineDeadError,
+    EngineError,
+    EngineStartError,
+    RequestError,
+)
 from octavo.base.outputs import RequestOutput
 from octavo.base.sampling_params import RequestOutputKind, SamplingParams
 from octavo.client.inputs import load_input_processor, prompt_bytes
@@ -70,6 +77,7 @@ class LLM:
         self._name = uuid.uuid4().hex[:8]
         self._table_sent = False
         self._dead: str | None = None
+        self._pid = os.getpid()
         path = locate(self.args, progress)
         self._handle = engine_handle(
             self.args, path, self._messages.put, in_process=in_process, check=check
@@ -264,6 +272,10 @@ class LLM:
         self._handle.send(AddRequest(state.key, prompt, params, eos_ids, state.arrival_s))
 
     def _next(self) -> FromEngine:
+        if os.getpid() != self._pid:
+            raise EngineError(
+                "the engine's threads did not follow a fork; make an LLM in the child"
+            )
         if self._dead is not None:
             raise EngineDeadError(f"the engine is dead: {self._dead}")
         message = self._messages.get()
@@ -292,6 +304,9 @@ def _engine_args(model: str, options: dict[str, Any]) -> EngineArgs:
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several: a list of ints is one prompt of token ids."""
+    if not isinstance(prompts, (str, Mapping, Sequence)):
+        limit = "a text, token ids, a dict, or a list of these"
+        raise RequestError("prompts", param="prompts", value=prompts, limit=limit)
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if prompts and all(isinstance(item, int) for item in prompts):

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from octavo.base.errors import ConfigError
-from octavo.config.args import EngineArgs
+from octavo.config.args import EngineArgs, ServerArgs
 from octavo.config.machine import Machine
 from octavo.program.program import KvLayout
 
@@ -208,6 +208,18 @@ def _check(args: EngineArgs) -> None:
     _choice("--generation-config", args.generation_config, ("auto", "vllm"))
     if args.isa is not None:
         _choice("--isa", args.isa, ISAS)
+
+
+def check_server(options: ServerArgs, served_model_name: tuple[str, ...] = ()) -> None:
+    """Check the server's options against their bounds. Raises ConfigError."""
+    size, drain = options.max_body_bytes, options.drain_timeout_s
+    _require("--max-body-bytes", size, 1024 <= size <= 2**31, "1024 to 2147483648")
+    read = options.request_read_timeout_s
+    _require("--request-read-timeout-s", read, 0 < read <= 3600, "more than 0, at most 3600")
+    _require("--drain-timeout-s", drain, 0 <= drain <= 86400, "0 to 86400")
+    _require("--port", options.port, 0 <= options.port <= 65535, "0 to 65535")
+    names = all(name.strip() for name in served_model_name)
+    _require("--served-model-name", served_model_name, names, "names that are not empty")
 
 
 def _require(name: str, value: object, holds: bool, limit: str) -> None:

@@ -25,6 +25,8 @@ from octavo.server.requests import parse_detokenize, parse_tokenize
 from octavo.server.state import ServerState
 
 _STARTED = int(time.time())
+_SILENT_S = 2.0  # an engine that does not answer for this long is stalled
+_STUCK_S = 30.0  # a step that runs for this long is stuck
 
 
 def build_app(state: ServerState) -> ASGIApp:
@@ -83,11 +85,22 @@ async def live(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """200 while requests are taken; 503 with the state, and the cause of a death."""
+    """200 while requests are taken; 503 with the state, the cause of a death, or what is stuck.
+
+    The engine is asked each time: its loop answers even during a long step, so silence is a stall.
+    """
     llm = _state(request).llm
-    if llm.state == "ready":
-        return json_response({"status": "ready"})
     body: dict[str, Any] = {"status": llm.state}
+    if llm.state == "ready":
+        try:
+            stats = await llm.stats(timeout_s=_SILENT_S)
+        except EngineError as error:
+            body = {"status": "stalled" if llm.state == "ready" else llm.state, "cause": str(error)}
+        else:
+            if (stats.step_age_s or 0.0) < _STUCK_S:
+                return json_response(body)
+            cause = f"step {stats.step} has run for {stats.step_age_s:.0f} s"
+            body = {"status": "stalled", "cause": cause}
     if llm.dead_cause is not None:
         body["cause"] = llm.dead_cause
     return json_response(body, 503, headers={"retry-after": "1"})

@@ -56,7 +56,8 @@ async def _generate(request: Request, parse: Callable[..., Generation], prefix: 
     else:
         generation = await asyncio.to_thread(parse, *arguments)
     given = generation.request_id or request.state.request_id
-    reply = Reply(state.llm, generation, Shape(generation, f"{prefix}-{given}"))
+    shape = Shape(generation, f"{prefix}-{given}", state.llm.input.tokenizer)
+    reply = Reply(state.llm, generation, shape)
     request.state.reply = reply
     if options.log_prompts:
         for prompt in generation.prompts:
@@ -141,21 +142,13 @@ class Reply:
         """The reply's stream objects: role, text, finish, usage."""
         if self.generation.chat:
             yield self.shape.role_chunk()
-        offsets = [0] * len(self.generation.prompts)
         async with contextlib.aclosing(self._merged()) as merged:
             async for index, output in merged:
                 self._count(output)
                 item = output.outputs[0]
                 _raise_fault(item)
-                # A token may have no text (a part of a character, a special token): its logprobs
-                # or its id still go out when they were asked for.
-                if (
-                    item.text
-                    or item.logprobs
-                    or (self.generation.return_token_ids and item.token_ids)
-                ):
-                    yield self.shape.text_chunk(index, item, offsets[index])
-                    offsets[index] += len(item.text)
+                if item.text:
+                    yield self.shape.text_chunk(index, item)
                 if output.finished:
                     yield self.shape.finish_chunk(index, item)
         if self.generation.include_usage:

@@ -79,7 +79,10 @@ class Door:
 
     def _log(self, scope: Scope, request_id: str, status: int, took_s: float) -> None:
         path = scope["path"]
-        route = path if scope.get("endpoint") is not None else "other"
+        # Metrics count routes, not paths: a path can be anything, a label must not.
+        route = "other"
+        if scope.get("endpoint") is not None:
+            route = "/v1/models/{model}" if scope.get("path_params") else path
         counts = self._state.requests
         counts[route, status] = counts.get((route, status), 0) + 1
         level = logging.DEBUG if path in _QUIET_ROUTES else logging.INFO
@@ -91,7 +94,7 @@ class Door:
             level,
             "%s %s %d %s",
             scope["method"],
-            path[:128],
+            path[:128].encode("unicode_escape").decode(),
             status,
             fields(
                 id=request_id,

@@ -12,6 +12,11 @@ from octavo.server.errors import error_body
 
 MOST_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
+_REASONS = {
+    400: "Bad Request",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+}
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -53,6 +58,9 @@ class BoundedHttp(HttpToolsProtocol):
         # Between requests of a kept connection uvicorn's own idle time-out counts.
         self._head_bytes = 0
 
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg)
+
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
@@ -66,7 +74,7 @@ class BoundedHttp(HttpToolsProtocol):
         transport = self.transport
         if transport.is_closing():
             return
-        reason = {408: "Request Timeout", 431: "Request Header Fields Too Large"}[status]
+        reason = _REASONS[status]
         body = msgspec.json.encode(error_body(text, status))
         head = (
             f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"

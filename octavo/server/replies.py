@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from octavo.base.outputs import CompletionOutput, Logprob
 from octavo.server.requests import Generation
+from octavo.text import Tokenizer
 
 
 @dataclass
@@ -32,25 +34,25 @@ class Usage:
         return body
 
 
-@dataclass
 class Shape:
-    """The fixed parts of one reply's objects."""
+    """One reply's objects: their fixed parts, and the log-probabilities of its choices."""
 
-    generation: Generation
-    reply_id: str
-    created: int = field(default_factory=lambda: int(time.time()))
+    def __init__(self, generation: Generation, reply_id: str, tokenizer: Tokenizer) -> None:
+        self.generation = generation
+        self.reply_id = reply_id
+        self._created = int(time.time())
+        self._names = TokenNames(tokenizer)
+        skip = generation.params.skip_special_tokens
+        self._offsets = [Offsets(tokenizer, skip) for _ in generation.prompts]
 
     def envelope(self, choices: list[dict[str, Any]], *, chunk: bool) -> dict[str, Any]:
-        chat = self.generation.chat
-        name = (
-            ("chat.completion.chunk" if chunk else "chat.completion")
-            if chat
-            else ("text_completion")
-        )
+        name = "text_completion"
+        if self.generation.chat:
+            name = "chat.completion.chunk" if chunk else "chat.completion"
         return {
             "id": self.reply_id,
             "object": name,
-            "created": self.created,
+            "created": self._created,
             "model": self.generation.model,
             "choices": choices,
         }
@@ -66,7 +68,7 @@ class Shape:
             choice["message"] = {"role": "assistant", "content": output.text, "refusal": None}
         else:
             choice["text"] = output.text
-        choice["logprobs"] = self._logprobs(output, 0)
+        choice["logprobs"] = self._logprobs(index, output)
         choice["finish_reason"] = output.finish_reason
         choice["stop_reason"] = output.stop_reason
         if self.generation.return_token_ids:
@@ -77,22 +79,19 @@ class Shape:
         """A chat stream's first chunk."""
         return self._chunk(0, {"delta": {"role": "assistant", "content": ""}})
 
-    def text_chunk(self, index: int, output: CompletionOutput, offset: int) -> dict[str, Any]:
-        """New text. offset: characters of this choice sent before."""
-        new: dict[str, Any] = (
-            {"delta": {"content": output.text}} if self.generation.chat else {"text": output.text}
-        )
-        if output.logprobs is not None:
-            new["logprobs"] = self._logprobs(output, offset)
-        if self.generation.return_token_ids:
-            new["token_ids"] = output.token_ids
-        return self._chunk(index, new)
+    def text_chunk(self, index: int, output: CompletionOutput) -> dict[str, Any]:
+        """New text, with what belongs to its tokens."""
+        chat = self.generation.chat
+        new = {"delta": {"content": output.text}} if chat else {"text": output.text}
+        return self._chunk(index, {**new, **self._of_tokens(index, output)})
 
     def finish_chunk(self, index: int, output: CompletionOutput) -> dict[str, Any]:
-        """How a choice ended."""
+        """How a choice ended, with what belongs to last tokens that had no text."""
         new: dict[str, Any] = {"delta": {}} if self.generation.chat else {"text": ""}
         new["finish_reason"] = output.finish_reason
         new["stop_reason"] = output.stop_reason
+        if not output.text:
+            new |= self._of_tokens(index, output)
         return self._chunk(index, new)
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
@@ -106,43 +105,78 @@ class Shape:
             body["usage"] = None
         return body
 
-    def _logprobs(self, output: CompletionOutput, offset: int) -> dict[str, Any] | None:
+    def _of_tokens(self, index: int, output: CompletionOutput) -> dict[str, Any]:
+        new: dict[str, Any] = {}
+        if output.token_ids and output.logprobs is not None:
+            new["logprobs"] = self._logprobs(index, output)
+        if output.token_ids and self.generation.return_token_ids:
+            new["token_ids"] = output.token_ids
+        return new
+
+    def _logprobs(self, index: int, output: CompletionOutput) -> dict[str, Any] | None:
         if output.logprobs is None:
             return None
-        rows = list(zip(output.token_ids, output.logprobs, strict=True))
+        names, rows = self._names, list(zip(output.token_ids, output.logprobs, strict=True))
         if self.generation.chat:
-            return {"content": [_chat_logprob(token, row) for token, row in rows]}
-        return _completion_logprobs(rows, offset, self.generation.params.logprobs or 0)
+            return {"content": [names.chat(token, row) for token, row in rows]}
+        wanted = bool(self.generation.params.logprobs)
+        return {
+            "tokens": [names.name(token) for token, _ in rows],
+            "token_logprobs": [row[token].logprob for token, row in rows],
+            "top_logprobs": [names.best(token, row) for token, row in rows] if wanted else None,
+            "text_offset": [self._offsets[index].take(token) for token, _ in rows],
+        }
 
 
-def _named(item: Logprob) -> dict[str, Any]:
-    text = item.decoded_token or ""
-    return {"token": text, "logprob": item.logprob, "bytes": list(text.encode())}
+class TokenNames:
+    """How tokens are written in log-probabilities, and where their text begins.
+
+    A token may be a part of a character. Its `bytes` are its own; its name is its text, or
+    "bytes:\\xf0\\x9f" where it has none of its own, so that names of different parts differ.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def name(self, token: int) -> str:
+        raw = self.raw(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def raw(self, token: int) -> bytes:
+        return self._tokenizer.bytes_of(token, skip_special_tokens=False)
+
+    def chat(self, token: int, row: dict[int, Logprob]) -> dict[str, Any]:
+        """The drawn token, and the most likely ones if any were asked for."""
+        ranked = sorted(row.items(), key=lambda item: item[1].rank or 0)
+        top = [self._named(other, item) for other, item in ranked] if len(row) > 1 else []
+        return {**self._named(token, row[token]), "top_logprobs": top}
+
+    def _named(self, token: int, item: Logprob) -> dict[str, Any]:
+        raw = self.raw(token)
+        text = raw.decode("utf-8", "replace")
+        return {"token": text, "logprob": item.logprob, "bytes": list(raw)}
+
+    def best(self, token: int, row: dict[int, Logprob]) -> dict[str, float]:
+        """Name → log-probability; the drawn token's own wins where two have one name."""
+        named = {self.name(other): item.logprob for other, item in row.items()}
+        return {**named, self.name(token): row[token].logprob}
 
 
-def _chat_logprob(token: int, row: dict[int, Logprob]) -> dict[str, Any]:
-    """The drawn token, then the most likely ones that were asked for."""
-    others = sorted(row.items(), key=lambda item: item[1].rank or 0)
-    asked = [item for other, item in others if other != token or item.rank == 1 or len(row) > 1]
-    top = [_named(item) for item in asked] if len(row) > 1 else []
-    return {**_named(row[token]), "top_logprobs": top}
+class Offsets:
+    """Characters of the reply's text that are complete before each of its tokens."""
 
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0
 
-def _completion_logprobs(
-    rows: Sequence[tuple[int, dict[int, Logprob]]], offset: int, count: int
-) -> dict[str, Any]:
-    tokens = [row[token].decoded_token or "" for token, row in rows]
-    offsets = []
-    for text in tokens:
-        offsets.append(offset)
-        offset += len(text)
-    return {
-        "tokens": tokens,
-        "token_logprobs": [row[token].logprob for token, row in rows],
-        "top_logprobs": [
-            {item.decoded_token or "": item.logprob for item in row.values()} for _, row in rows
-        ]
-        if count
-        else None,
-        "text_offset": offsets,
-    }
+    def take(self, token: int) -> int:
+        """Where this token begins; tokens are taken in order."""
+        begin = self._length
+        raw = self._tokenizer.bytes_of(token, skip_special_tokens=self._skip)
+        self._length += len(self._decoder.decode(raw))
+        return begin

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.base.errors import ModelNotServedError, RequestError
+from octavo.base.errors import ContextLengthError, ModelNotServedError, RequestError
 from octavo.base.sampling_params import MAX_LOGPROBS, RequestOutputKind, SamplingParams
 from octavo.client import InputProcessor
 from octavo.server import fields as f
 
 MOST_PROMPTS = 128
 _MOST_TOKENS = 2**31 - 1
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's default for completions
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -51,7 +52,10 @@ def parse_completion(body: Any, served: Sequence[str], door: InputProcessor) -> 
         for item in _prompt_list(given)
     ]
     changes: dict[str, Any] = {"logprobs": f.whole(given, "logprobs", 0, MAX_LOGPROBS)}
-    changes["max_tokens"] = f.whole(given, "max_tokens", 1, _MOST_TOKENS) or 16
+    # The default never makes a prompt too long: it shrinks to the room that is left.
+    room = door.max_model_len - max(len(prompt.ids) for prompt in prompts)
+    default = min(_DEFAULT_MAX_TOKENS, max(1, room))
+    changes["max_tokens"] = f.whole(given, "max_tokens", 1, _MOST_TOKENS) or default
     return _generation(given, inert, model, prompts, changes, door, chat=False)
 
 
@@ -128,7 +132,12 @@ def _generation(
     params = SamplingParams(**merged)
     # Every prompt is checked before the first is sent.
     for prompt in prompts:
-        door.check(prompt.ids, params)
+        try:
+            door.check(prompt.ids, params)
+        except ContextLengthError as error:
+            if chat and error.param == "prompt":
+                error.param = "messages"
+            raise
     request_id = given.get("request_id")
     if request_id is not None and not valid_id(request_id):
         limit = "1 to 128 visible ASCII characters"

@@ -16,7 +16,7 @@ import uvicorn
 from octavo.base.environment import read_environment
 from octavo.base.errors import ConfigError, EngineStartError
 from octavo.client import AsyncLLM
-from octavo.config import EngineArgs, ServerArgs, with_environment
+from octavo.config import EngineArgs, ServerArgs, check_server, with_environment
 from octavo.obs import fields
 from octavo.server.app import build_app
 from octavo.server.protocol import BoundedHttp
@@ -32,6 +32,7 @@ def serve(args: EngineArgs, options: ServerArgs, progress: Progress | None = Non
     The socket listens before the model is loaded, so /live answers at once and /ready says when.
     """
     environment = read_environment()
+    check_server(options, args.served_model_name)
     keys = key_digests(options, environment.api_key)
     listening = _listen(options)
     with asyncio.Runner() as runner:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from octavo.base.errors import ModelNotFoundError
+from octavo.base.errors import ModelFileError, ModelNotFoundError
 from octavo.weights.cache import models_folder
 from octavo.weights.catalog import CATALOG
 from octavo.weights.hub import HubRef, fetch_hub
@@ -29,6 +29,8 @@ def resolve_model(ref: str, *, progress: Progress | None = None, offline: bool =
     if ref and "\0" not in ref and not ref.startswith("hf:"):
         path = Path(ref).expanduser()
         if path.exists():
+            if not (path.is_file() or path.is_dir()):
+                raise ModelFileError(path, "kind", found="no file", expected="a file or a folder")
             return path
     hub = HubRef.parse(ref)
     looks_local = ref.startswith((".", "/", "~")) or (ref.endswith(".gguf") and ref.count("/") < 2)

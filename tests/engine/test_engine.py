@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +205,30 @@ def test_eos_and_stop_ids_and_logprobs(tiny_llama: Path) -> None:
         later = llm.generate([[5, 6, 7]], bias)[0].outputs[0]
         assert len(later.token_ids) == 4
         assert later.token_ids[-1] == 2
+
+
+def test_what_is_no_prompt_is_refused(tiny_llama: Path) -> None:
+    with open_llm(tiny_llama) as llm:
+        for wrong in (None, 5, 1.5):
+            with pytest.raises(RequestError, match="prompts"):
+                llm.generate(wrong)  # type: ignore[arg-type]
+
+
+def test_a_forked_child_is_told_to_make_its_own(tiny_llama: Path) -> None:
+    with open_llm(tiny_llama) as llm:
+        llm._pid += 1  # as a child of fork sees it; a real fork would copy the threads' locks
+        with pytest.raises(EngineError, match="fork"):
+            llm.generate([[5, 6]], SamplingParams(max_tokens=2))
+        llm._pid -= 1
+        assert llm.generate([[5, 6]], SamplingParams(max_tokens=2))
+
+
+def test_async_llm_takes_a_model_or_options(tiny_llama: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(ConfigError, match="AsyncLLM"):
+            await AsyncLLM.start(5)  # type: ignore[arg-type]
+        llm = await AsyncLLM.start(str(tiny_llama), in_process=True)
+        await llm.wait_ready()
+        await llm.close()
+
+    asyncio.run(main())

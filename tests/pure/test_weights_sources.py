@@ -396,3 +396,10 @@ def test_importing_the_room_imports_no_heavy_library() -> None:
         capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert done.stdout.strip() == "[]"
+
+
+def test_what_is_neither_file_nor_folder_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    for path in (tmp_path / "pipe.gguf", Path("/dev/zero")):
+        with pytest.raises(ModelFileError, match="a file or a folder"):
+            resolve_model(str(path))

@@ -132,6 +132,31 @@ def test_a_dead_engine_is_503_with_its_cause(tiny: str) -> None:
         assert server.stop() == 0
 
 
+def test_a_frozen_engine_turns_health_and_recovers(tiny: str) -> None:
+    """R21"""
+    with serving(tiny, "--served-model-name", "tiny") as server:
+        pid = _engine_pid(server)
+        os.kill(pid, signal.SIGSTOP)
+        outcome: list[tuple[int, dict[str, str], bytes]] = []
+        asking = threading.Thread(
+            target=lambda: outcome.append(
+                server.request("/v1/completions", {**LONG, "max_tokens": 5})
+            )
+        )
+        asking.start()
+        started = time.monotonic()
+        status, body = server.json("/health")
+        assert status == 503
+        assert time.monotonic() - started < 5  # the bound that a health check is promised
+        assert body["status"] == "stalled"
+        assert "step" in body["cause"]
+        assert server.request("/live")[0] == 200
+        os.kill(pid, signal.SIGCONT)
+        assert server.request("/health")[0] == 200
+        asking.join(10)
+        assert outcome[0][0] == 200
+
+
 def _engine_pid(server: Server) -> int:
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
     pids = [int(pid) for pid in children.split()]
@@ -189,6 +214,12 @@ def test_sigterm_cuts_what_does_not_end_in_time(tiny: str) -> None:
         (("--api-key-file", "/nonexistent"), "--api-key-file"),
         (("--max-model-length", "5"), "did you mean --max-model-len"),
         (("--log-level", "loud"), "--log-level"),
+        (("--max-body-bytes", "-1"), "--max-body-bytes"),
+        (("--drain-timeout-s", "-5"), "--drain-timeout-s"),
+        (("--request-read-timeout-s", "-1"), "--request-read-timeout-s"),
+        (("--served-model-name", ""), "--served-model-name"),
+        (("--chat-template", "{{ x"), "--chat-template"),
+        (("--port", "99999"), "--port"),
     ],
     ids=lambda v: str(v)[:30],
 )

@@ -164,3 +164,41 @@ def test_a_hundred_concurrent_streams_all_finish(client: openai.OpenAI, server: 
         together = dict(pool.map(one, range(100)))
     server.wait_idle()
     assert all(together[number] == one(number)[1] for number in range(0, 100, 17))
+
+
+def test_parts_of_characters_keep_their_own_bytes(client: openai.OpenAI, server: Server) -> None:
+    """Random bytes are parts of characters; each has its name, its bytes and its own offset."""
+    vocab = [server.json("/tokenize", {"prompt": text})[1]["tokens"] for text in ("é", "👋", "a")]
+    bytes_only = sorted({token for tokens in vocab for token in tokens})
+    settings = {**SETTINGS, "temperature": 1.0, "extra_body": {"allowed_token_ids": bytes_only}}
+    whole = client.completions.create(prompt=PROMPT, logprobs=5, **settings)
+    found = whole.choices[0].logprobs
+    assert any(name.startswith("bytes:") for name in found.tokens)
+    for name, logprob, top in zip(
+        found.tokens, found.token_logprobs, found.top_logprobs, strict=True
+    ):
+        assert top[name] == logprob
+        assert len(top) >= 5
+    offsets = found.text_offset
+    assert offsets == sorted(offsets)
+    assert offsets[-1] <= len(whole.choices[0].text)
+    streamed = {"tokens": [], "text_offset": [], "token_logprobs": []}
+    for chunk in client.completions.create(prompt=PROMPT, logprobs=5, stream=True, **settings):
+        choice = chunk.choices[0]
+        assert choice.text or choice.finish_reason
+        for key, values in streamed.items():
+            values += getattr(choice.logprobs, key) if choice.logprobs else []
+    assert all(values == getattr(found, key) for key, values in streamed.items())
+    chat = client.chat.completions.create(messages=MESSAGES, logprobs=True, **settings)
+    rows = chat.choices[0].logprobs.content
+    joined = b"".join(bytes(row.bytes) for row in rows)
+    assert joined.decode("utf-8", "replace") == chat.choices[0].message.content
+
+
+def test_the_default_length_shrinks_to_the_room_that_is_left(client: openai.OpenAI) -> None:
+    reply = client.completions.create(
+        model="tiny", prompt=[7] * 505, extra_body={"ignore_eos": True}
+    )
+    assert reply.usage.completion_tokens == 7
+    short = client.completions.create(model="tiny", prompt=[7], extra_body={"ignore_eos": True})
+    assert short.usage.completion_tokens == 16

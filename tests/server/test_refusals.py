@@ -228,6 +228,31 @@ def test_a_body_that_drips_is_408(server: Server) -> None:
     assert exchange(server, head).startswith(b"HTTP/1.1 408")
 
 
+def test_what_is_no_http_gets_an_error_in_openais_shape(server: Server) -> None:
+    reply = exchange(server, b"GET / HTTP/1.1\r\ncontent-length: x\r\n\r\n")
+    assert reply.startswith(b"HTTP/1.1 400")
+    assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
+def test_paths_can_forge_neither_log_lines_nor_metrics(server: Server) -> None:
+    for index in range(20):
+        server.request(f"/v1/models/x{index}")
+        server.request(f"/v1/models/x{index}%0AFORGED%1b[31m")
+    log = server.log.read_text()
+    assert "\nFORGED" not in log
+    assert "\x1b" not in log
+    _, _, page = server.request("/metrics")
+    assert page.count(b'route="/v1/models/{model}",status="404"') == 1
+    assert page.count(b'route="/v1/models/{model}"') == page.count(b'route="/v1/models/')
+    assert b"FORGED" not in page
+
+
+def test_a_long_chat_names_its_messages(server: Server) -> None:
+    body = {**CHAT, "messages": [{"role": "user", "content": "hello " * 600}]}
+    error = refused(server, body, "messages", chat=True)
+    assert error["code"] == "context_length_exceeded"
+
+
 def test_request_ids_go_in_and_out(server: Server) -> None:
     _, headers, _ = server.request("/health", headers={"x-request-id": "abc-1"})
     assert headers["x-request-id"] == "abc-1"
