@@ -15,8 +15,7 @@ row stored in the row's persistent slot; `sample` starts there (final norm, lm_h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -52,10 +51,6 @@ class Op:
 
     def weights(self) -> tuple[str, ...]:
         return ()
-
-    def attributes(self) -> Iterator[tuple[str, object]]:
-        for item in fields(self):
-            yield item.name, getattr(self, item.name)
 
 
 @dataclass(frozen=True)

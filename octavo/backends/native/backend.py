@@ -94,7 +94,6 @@ class NativeBackend:
             self.close()
             raise
         self._drawn = (Drawn * limits.sample_rows)()
-        self._row_owners: dict[int, RowArguments] = {}
 
     def _lower(self, weights: WeightSource) -> Lowered:
         library = self._library
