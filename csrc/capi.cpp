@@ -3,6 +3,7 @@
 #include <exception>
 #include <string>
 
+#include "ceiling.h"
 #include "kernels.h"
 #include "tape.h"
 
@@ -37,7 +38,7 @@ struct RowArguments {
   const float* bias;
 };
 
-OCTAVO_API int32_t octavo_abi_version() { return 2; }
+OCTAVO_API int32_t octavo_abi_version() { return 3; }
 
 OCTAVO_API const char* octavo_last_error() { return last_error.c_str(); }
 
@@ -56,15 +57,15 @@ OCTAVO_API int64_t octavo_weight_bytes(int32_t format, int64_t n, int64_t k) {
   return w.bytes;
 }
 
-// 1 if the format's activations are quantised, else 0.
+// The form that a format's activations are brought to (octavo::Act); 0: they stay floats.
 OCTAVO_API int32_t octavo_weight_act(int32_t format) {
   octavo::Weight w;
   octavo::plan_weight(static_cast<octavo::Format>(format), 16, 256, &w);
   return static_cast<int32_t>(octavo::weight_act(w));
 }
 
-OCTAVO_API int64_t octavo_act_bytes(int64_t rows, int64_t k) {
-  return octavo::act_bytes(octavo::Act::q8, rows, k);
+OCTAVO_API int64_t octavo_act_bytes(int32_t act, int64_t rows, int64_t k) {
+  return octavo::act_bytes(static_cast<octavo::Act>(act), rows, k);
 }
 
 OCTAVO_API Model* octavo_model_new(const octavo::Dims* dims) {
@@ -136,4 +137,26 @@ OCTAVO_API int32_t octavo_sample(Model* model, const octavo::Batch* batch) {
 
 OCTAVO_API int32_t octavo_logits(Model* model, const octavo::Batch* batch, float* out) {
   return guarded([&] { model->logits(*batch, out); });
+}
+
+OCTAVO_API int32_t octavo_stages(const Model* model, int32_t which) {
+  return model->stages(which);
+}
+
+// Seconds per stage since the last call; measuring begins with the first one.
+OCTAVO_API void octavo_stage_times(Model* model, int32_t which, double* out) {
+  model->stage_times(which, out);
+}
+
+// Best measured bytes per second, and int8 operations per second; 0 on failure.
+OCTAVO_API double octavo_read_bandwidth(int32_t threads, int64_t bytes) {
+  double rate = 0.0;
+  guarded([&] { rate = octavo::read_bandwidth(threads, bytes); });
+  return rate;
+}
+
+OCTAVO_API double octavo_matrix_rate(int32_t threads) {
+  double rate = 0.0;
+  guarded([&] { rate = octavo::matrix_rate(threads); });
+  return rate;
 }

@@ -30,7 +30,9 @@ Isa detect_isa() {
   if ((state & 0x6) != 0x6) return Isa::portable;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !has(b, 5)) return Isa::portable;
   const bool wide = has(b, 16) && has(b, 17) && has(b, 30) && has(b, 31) && has(c, 11);
-  return wide && (state & 0xE0) == 0xE0 ? Isa::avx512 : Isa::avx2;
+  if (!wide || (state & 0xE0) != 0xE0) return Isa::avx2;
+  const bool more = a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d);
+  return more && has(a, 5) ? Isa::avx512_bf16 : Isa::avx512;
 }
 
 #else

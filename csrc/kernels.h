@@ -4,62 +4,70 @@
 #pragma once
 #include <cstdint>
 
+#include "kv.h"
 #include "layout.h"
 
 namespace octavo {
 
-// One attention work item: query rows of one sequence and one kv head against its cached keys.
-//
-//   keys [0, end) of the sequence lie in blocks table[p / block_size]; in a block, k and v of this
-//   kv head start at k_offset and v_offset (bf16 elements). v is [entry][dim]; k is [dim][entry], so
-//   that a vector of keys is one load.
-//   Query j is token first + j / heads (of this call), head j % heads of the kv head's group; its
-//   position is first_position + j / heads.
-struct AttentionCall {
-  const uint16_t* pool;
-  int64_t block_elements, k_offset, v_offset;
-  const int32_t* table;
-  int32_t block_size, dim, heads;
-  int32_t window;  // keys a token sees, itself included; 0: all
-  float scale;
-  const float* q;  // first token's first head of this group
-  float* out;
-  int64_t stride;  // floats from token to token in q and out
-  int32_t tokens;
-  int32_t first_position;
-  float* scratch;  // attention_scratch() floats, of the running thread alone
+constexpr int64_t kSpan = 128;  // keys per attention span, at positions that are multiples
+
+// What queries found in some keys: out = Σ e^(score − top) · value, sum = Σ e^(score − top).
+struct Partial {
+  float *out, *top, *sum;  // [queries][dim], [queries], [queries]
 };
 
-constexpr int64_t kKeyTile = 64;       // keys per softmax tile, at positions that are multiples
-constexpr int32_t kQueryTile = 16;     // tokens per work item
+// Queries of one kv head against the keys [first, last) of one span, all in the same blocks.
+// Query j sees the keys up to its position, at most `window` of them (0: all).
+struct SpanCall {
+  const uint8_t* pool;
+  KvLayout kv;
+  int64_t offset;  // bytes from a block's start to this layer's and head's keys
+  const int32_t* table;
+  int32_t window;
+  float scale;
+  int32_t queries;
+  const float* const* q;     // [queries], each [dim]
+  const int32_t* positions;  // [queries]
+  int64_t first, last;
+  // Keys of the span that comes next, to be fetched meanwhile; a group of 16 of it each, or null.
+  const uint8_t* ahead[kSpan / 16];
+  Partial out;     // written, not added to
+  float* scratch;  // span_scratch() floats, of the running thread alone
+};
 
 struct Kernels {
   void (*strip)(int32_t layout, const StripCall& call);
   // One activation row to int8, into lane `row % 8` of its panel.
   void (*quantize)(const float* x, int64_t k, int64_t row, void* act);
+  // n floats to bf16; null in a set that does not multiply bf16.
+  void (*to_bf16)(const float* x, int64_t n, void* out);
   // out = x / sqrt(mean(x^2) + eps) * (weight + offset), over `width` values.
   void (*rms_norm)(const float* x, const float* weight, int64_t width, float eps, float offset,
                    float* out);
   // out = act(gate) * up; act 0: silu, 1: gelu_tanh.
   void (*act_mul)(const float* gate, const float* up, int64_t n, int32_t act, float* out);
-  void (*attention)(const AttentionCall& call);
+  void (*attend_span)(const SpanCall& call);
+  // into = into and from together; spans are joined in the order of their keys.
+  void (*join_spans)(const Partial& into, const Partial& from, int64_t queries, int64_t dim);
   // out[i] = exp(x[i] - top); values far below give 0.
   void (*exp_all)(const float* x, int64_t n, float top, float* out);
+  // Multiplies int8 codes in registers `loops` times; returns how many products that were.
+  int64_t (*burn)(int64_t loops);
 };
 
 extern const Kernels kPortableKernels;
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
+extern const Kernels kAvx512Bf16Kernels;
 #endif
 
 // The selected set's table.
 const Kernels& kernels();
 
-// Floats of scratch that one thread needs for attention.
-constexpr int64_t attention_scratch(int64_t dim, int64_t heads) {
-  const int64_t queries = kQueryTile * heads;
-  return 2 * kKeyTile * dim + queries * (kKeyTile + dim + 4) + 64;
+// Floats of scratch for a span: queries as pairs, scores, and keys, values and scales gathered.
+constexpr int64_t span_scratch(int64_t dim, int64_t queries) {
+  return queries * (dim + kSpan) + kSpan * dim + 2 * kSpan;
 }
 
 }  // namespace octavo

@@ -21,7 +21,7 @@
 //   u8m_f32      8-bit        f32            f32            d·q − m (−m is stored)      q5_k
 //   s8h_f32      8-bit +128   f32 × 2        −              d·q, a scale per 16 values  q6_k
 //
-// Float layouts: [k][row 0..15] of the source's own type.
+// Float layouts, of the source's own type: f32 and f16 [k][row 0..15], bf16 [k / 2][row 0..15][2].
 #pragma once
 #include <cstdint>
 
@@ -80,11 +80,14 @@ inline const int8_t* panel_codes(const void* act, int64_t row, int64_t k) {
          row % kPanelRows * kBlock;
 }
 
+// bf16 activations: rows of k values, each row padded to whole cache lines.
+constexpr int64_t bf16_row_bytes(int64_t k) { return (2 * k + 63) / 64 * 64; }
+
 // One strip of a linear for rows [r0, r1); what an instruction set implements.
 struct StripCall {
   const uint8_t* strip;
   const void* act;
-  int64_t lda, k, r0, r1;
+  int64_t k, r0, r1;
   float* out;  // column 0 of the strip, row 0
   int64_t ldo;
   const float* bias;  // of the strip's rows, or null

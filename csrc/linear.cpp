@@ -39,6 +39,7 @@ void select_isa(Isa isa) {
 #if defined(__x86_64__)
   if (isa == Isa::avx2) table = &kAvx2Kernels;
   if (isa == Isa::avx512) table = &kAvx512Kernels;
+  if (isa == Isa::avx512_bf16) table = &kAvx512Bf16Kernels;
 #endif
 }
 
@@ -46,17 +47,27 @@ const Kernels& kernels() { return *table; }
 
 Isa selected_isa() { return chosen; }
 
-Act weight_act(const Weight& w) { return is_float(w.layout) ? Act::f32 : Act::q8; }
-
-int64_t act_bytes(Act act, int64_t rows, int64_t k) {
-  return act == Act::f32 ? 0 : (rows + kPanelRows - 1) / kPanelRows * panel_bytes(k);
+Act weight_act(const Weight& w) {
+  if (w.layout == kBF16 && table->to_bf16) return Act::bf16;
+  return is_float(w.layout) ? Act::f32 : Act::q8;
 }
 
-void prepare_act(Act act, const float* x, int64_t ldx, int64_t k, int64_t rows, int64_t r0,
-                 int64_t r1, void* dst) {
-  (void)rows;
-  if (act == Act::f32) return;
-  for (int64_t r = r0; r < r1; ++r) table->quantize(x + r * ldx, k, r, dst);
+int64_t act_bytes(Act act, int64_t rows, int64_t k) {
+  switch (act) {
+    case Act::q8: return (rows + kPanelRows - 1) / kPanelRows * panel_bytes(k);
+    case Act::bf16: return rows * bf16_row_bytes(k);
+    default: return 0;
+  }
+}
+
+void prepare_act(Act act, const float* x, int64_t ldx, int64_t k, int64_t r0, int64_t r1,
+                 void* dst) {
+  for (int64_t r = r0; r < r1; ++r) {
+    if (act == Act::q8) table->quantize(x + r * ldx, k, r, dst);
+    if (act == Act::bf16) {
+      table->to_bf16(x + r * ldx, k, static_cast<uint8_t*>(dst) + r * bf16_row_bytes(k));
+    }
+  }
 }
 
 int64_t linear_tiles(const LinearCall& c) {
@@ -75,7 +86,6 @@ void linear_tile(const LinearCall& c, int64_t tile) {
     const StripCall call = {
         .strip = c.w->data + s * bytes,
         .act = c.act,
-        .lda = c.lda,
         .k = c.w->k,
         .r0 = r0,
         .r1 = std::min(r0 + kTileRows, c.rows),

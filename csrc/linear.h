@@ -5,7 +5,9 @@
 //   quantised formats: the activation row is split in blocks of 32 and each block quantised to
 //     int8 (scale = amax/127, round to nearest even); per block the int32 dot products are exact;
 //     float additions happen in block order.
-//   f32, f16, bf16: weights widen exactly to float, float activations, one fixed order of sums.
+//   f32, f16: weights widen exactly to float, float activations, one fixed order of sums.
+//   bf16: in pairs along k; activations round to bf16 where the set multiplies such pairs, else they
+//     stay float and the weights widen; one fixed order of sums.
 // So a row's result does not depend on the batch it is in.
 #pragma once
 #include <cstddef>
@@ -20,9 +22,11 @@ enum class Format : int32_t {
   q4_k = 8, q5_k = 9, q6_k = 10,
 };
 
-enum class Isa : int32_t { portable = 0, avx2 = 1, avx512 = 2 };  // room for amx, neon
+enum class Isa : int32_t { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3 };
+constexpr const char* kIsaNames[] = {"portable", "avx2", "avx512", "avx512_bf16"};
 
-// Best set this CPU and operating system can run (CPUID + XGETBV). avx512 means F+BW+DQ+VL+VNNI.
+// Best set this CPU and operating system can run (CPUID + XGETBV). avx512 means F+BW+DQ+VL+VNNI;
+// a CPU that has a set has those before it.
 Isa detect_isa();
 // Selects the kernels; called once before packing (layouts may differ between sets).
 void select_isa(Isa isa);
@@ -47,20 +51,18 @@ void pack_weight(Weight& w, const uint8_t* src, int64_t s0, int64_t s1);
 void weight_row(const Weight& w, int64_t row, float* out);
 
 // Activations in the form a weight's kernel reads. Rows are independent.
-enum class Act : int32_t { f32 = 0, q8 = 1 };
+enum class Act : int32_t { f32 = 0, q8 = 1, bf16 = 2 };
 Act weight_act(const Weight& w);
 // Bytes of `rows` prepared activation rows of width k (0 for Act::f32: the floats are read as
 // they are). The buffer must be 64-byte aligned.
 int64_t act_bytes(Act act, int64_t rows, int64_t k);
-// Prepares rows [r0, r1) of x (row stride ldx floats) into `dst`, a buffer for `rows` rows.
-void prepare_act(Act act, const float* x, int64_t ldx, int64_t k, int64_t rows, int64_t r0,
-                 int64_t r1, void* dst);
+// Prepares rows [r0, r1) of x (row stride ldx floats) in `dst`.
+void prepare_act(Act act, const float* x, int64_t ldx, int64_t k, int64_t r0, int64_t r1, void* dst);
 
 // One linear over `rows` prepared rows, split in tiles that any thread may run in any order.
 struct LinearCall {
   const Weight* w;
-  const void* act;     // prepared for weight_act(*w); for Act::f32 the float rows themselves
-  int64_t lda;         // row stride in floats, Act::f32 only
+  const void* act;     // prepared for weight_act(*w); for Act::f32 the float rows themselves, w->k apart
   int64_t rows;
   float* out;          // row stride ldo floats
   int64_t ldo;

@@ -17,7 +17,7 @@ FormatInfo info(Format f) {
   switch (f) {
     case Format::f32: return {kF32, 1, 4};
     case Format::f16: return {kF16, 1, 2};
-    case Format::bf16: return {kBF16, 1, 2};
+    case Format::bf16: return {kBF16, 2, 4};
     case Format::q4_0: return {kU4F16, 32, 18};
     case Format::q4_1: return {kU4mF16, 32, 20};
     case Format::q5_0: return {kS8F16, 32, 22};
@@ -167,16 +167,18 @@ void pack_quantised(Weight& w, const FormatInfo& f, const uint8_t* src, int64_t 
   }
 }
 
+// Units of one value, bf16 of two: [unit][row].
 void pack_floats(Weight& w, const FormatInfo& f, const uint8_t* src, int64_t strip) {
   uint8_t* out = w.data + strip * strip_bytes(w.layout, w.k);
+  const int64_t units = w.k / f.block, size = f.bytes;
   for (int64_t row = 0; row < kStrip; ++row) {
     const int64_t n = strip * kStrip + row;
-    for (int64_t k = 0; k < w.k; ++k) {
-      uint8_t* to = out + (k * kStrip + row) * f.bytes;
+    for (int64_t u = 0; u < units; ++u) {
+      uint8_t* to = out + (u * kStrip + row) * size;
       if (n < w.n) {
-        std::memcpy(to, src + (n * w.k + k) * f.bytes, static_cast<size_t>(f.bytes));
+        std::memcpy(to, src + (n * units + u) * size, static_cast<size_t>(size));
       } else {
-        std::memset(to, 0, static_cast<size_t>(f.bytes));
+        std::memset(to, 0, static_cast<size_t>(size));
       }
     }
   }
@@ -250,12 +252,12 @@ void weight_row(const Weight& w, int64_t row, float* out) {
   const int64_t lane = row % kStrip;
   if (!is_float(w.layout)) return quantised_row(w, strip, lane, out);
   for (int64_t k = 0; k < w.k; ++k) {
-    const uint8_t* p = strip + k * unit_bytes(w.layout);
     if (w.layout == kF32) {
-      std::memcpy(out + k, p + 4 * lane, 4);
+      std::memcpy(out + k, strip + 4 * (k * kStrip + lane), 4);
+    } else if (w.layout == kF16) {
+      out[k] = half_to_float(u16_at(strip + 2 * (k * kStrip + lane)));
     } else {
-      const uint16_t h = u16_at(p + 2 * lane);
-      out[k] = w.layout == kF16 ? half_to_float(h) : bf16_to_float(h);
+      out[k] = bf16_to_float(u16_at(strip + 4 * (k / 2 * kStrip + lane) + 2 * (k % 2)));
     }
   }
 }

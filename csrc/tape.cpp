@@ -1,6 +1,7 @@
 #include "tape.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 
@@ -9,26 +10,7 @@
 namespace octavo {
 namespace {
 
-// Round to nearest even; a NaN stays a NaN.
-uint16_t to_bf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return 0x7FC0;
-  return static_cast<uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
-}
-
-int64_t pool_bytes(const Dims& d) {
-  return int64_t{d.num_blocks} * d.layers_per_group * 2 * d.kv_heads * d.block_size * d.head_dim *
-         static_cast<int64_t>(sizeof(uint16_t));
-}
-
 int64_t align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
-// Attention's scratch lies behind sampling's: the sampler's counts stay zero between its calls.
-int64_t thread_scratch(const Dims& d) {
-  return align(sample_scratch_bytes(d.vocab)) +
-         align(4 * attention_scratch(d.head_dim, d.heads / d.kv_heads));
-}
 
 // Rows a thread claims at once: few, so that nobody waits, but not one by one.
 int64_t rows_per_claim(int64_t rows, int threads) {
@@ -51,14 +33,19 @@ void rotate(float* x, const float* table, int32_t half, bool interleaved) {
 
 Model::Model(const Dims& dims)
     : dims_(dims),
-      scratch_bytes_(thread_scratch(dims)),
+      kv_{static_cast<KvType>(dims.kv_type), dims.block_size, dims.kv_heads, dims.head_dim,
+          dims.layers_per_group},
+      scratch_bytes_(align(sample_scratch_bytes(dims.vocab))),
       arena_(dims.arena_bytes),
       weights_region_(dims.weight_bytes),
-      pool_(pool_bytes(dims)),
+      pool_(dims.num_blocks * kv_.block_bytes()),
       hidden_(int64_t{dims.max_rows} * dims.hidden * 4),
       scratch_(scratch_bytes_ * dims.threads),
       rows_(static_cast<size_t>(dims.max_rows)),
       token_sequence_(static_cast<size_t>(dims.tile)),
+      attention_({kv_, dims.heads / dims.kv_heads, dims.threads, dims.max_rows,
+                  static_cast<int32_t>((int64_t{dims.max_blocks} * dims.block_size + kSpan - 1) /
+                                       kSpan)}),
       team_(dims.threads) {}
 
 uint8_t* Model::take(int64_t bytes) {
@@ -117,7 +104,13 @@ void Model::replay(int which, const Batch& batch) {
   for (size_t i = 0; i < tape.stages.size(); ++i) {
     tape.claims[i].store(0, std::memory_order_relaxed);
   }
-  if (which == 0) plan_attention();
+  if (which == 0) {
+    for (int32_t i = 0; i < batch_.sequences; ++i) {
+      std::fill(&token_sequence_[static_cast<size_t>(batch_.seq_start[i])],
+                token_sequence_.data() + batch_.seq_start[i + 1], i);
+    }
+    attention_.plan({batch_.sequences, batch_.seq_start, batch_.positions});
+  }
   Replay context{this, &tape};
   team_.run(
       [](void* c, int thread) {
@@ -128,10 +121,25 @@ void Model::replay(int which, const Batch& batch) {
 }
 
 void Model::work(Tape& tape, int thread) {
+  using Clock = std::chrono::steady_clock;
+  const bool timed = thread == 0 && !tape.seconds.empty();
+  auto before = timed ? Clock::now() : Clock::time_point();
   for (size_t stage = 0; stage < tape.stages.size(); ++stage) {
-    if (stage > 0) team_.barrier();
     run_stage(tape, stage, thread);
+    if (stage + 1 < tape.stages.size()) team_.barrier();
+    if (timed) {
+      const auto now = Clock::now();
+      tape.seconds[stage] += std::chrono::duration<double>(now - before).count();
+      before = now;
+    }
   }
+}
+
+void Model::stage_times(int which, double* out) {
+  Tape& tape = tapes_[which];
+  if (tape.seconds.empty()) tape.seconds.resize(tape.stages.size());
+  std::copy(tape.seconds.begin(), tape.seconds.end(), out);
+  std::fill(tape.seconds.begin(), tape.seconds.end(), 0.0);
 }
 
 void Model::run_stage(Tape& tape, size_t stage, int thread) {
@@ -176,7 +184,7 @@ void Model::run_row(const Record& r, int32_t row) {
       return;
     }
     case Kind::quantize:
-      prepare_act(Act::q8, at<float>(r.at[1]), n[0], n[0], batch_.rows, row, row + 1,
+      prepare_act(static_cast<Act>(n[1]), at<float>(r.at[1]), n[0], n[0], row, row + 1,
                   at<uint8_t>(r.at[0]));
       return;
     case Kind::rope_table: {
@@ -227,23 +235,16 @@ void Model::run_row(const Record& r, int32_t row) {
 
 void Model::kv_store(const Record& r, int32_t row) {
   const int32_t sequence = token_sequence_[static_cast<size_t>(row)];
-  const int64_t table = (int64_t{r.n[0]} * dims_.max_rows + batch_.seq_row[sequence]) *
-                        dims_.max_blocks;
   const int32_t position = batch_.positions[row];
-  const int32_t block = batch_.tables[table + position / dims_.block_size];
-  auto* base = reinterpret_cast<uint16_t*>(pool_.data()) + block * block_elements();
-  const int64_t entry = position % dims_.block_size, dim = dims_.head_dim;
-  const int64_t width = int64_t{dims_.kv_heads} * dim;
-  const int64_t side = width * dims_.block_size;
+  const int32_t* table = tables(r.n[0]) + int64_t{batch_.seq_row[sequence]} * dims_.max_blocks;
+  uint8_t* block = pool_.data() + table[position / dims_.block_size] * kv_.block_bytes();
+  const int64_t dim = dims_.head_dim, width = dims_.kv_heads * dim;
   const float* k = floats(r.at[0], row, width);
   const float* v = floats(r.at[1], row, width);
-  uint16_t* keys = base + 2 * r.n[1] * side;
-  uint16_t* values = keys + side;
-  for (int32_t h = 0; h < dims_.kv_heads; ++h, k += dim, v += dim) {
-    for (int64_t d = 0; d < dim; ++d) {
-      keys[h * head_elements() + d * dims_.block_size + entry] = to_bf16(k[d]);
-      values[h * head_elements() + entry * dim + d] = to_bf16(v[d]);
-    }
+  const bool last = row + 1 == batch_.seq_start[sequence + 1];
+  for (int32_t h = 0; h < dims_.kv_heads; ++h) {
+    octavo::kv_store(kv_, block + kv_.offset(r.n[1], h), position % dims_.block_size, k + h * dim,
+                     v + h * dim, last);
   }
 }
 
@@ -257,7 +258,6 @@ void Model::run_linear(const Record& r, std::atomic<int64_t>& claim) {
     calls[i] = {
         .w = &w,
         .act = r.n[1] ? at<void>(r.at[1]) : at<void>(r.at[0]),
-        .lda = r.n[0],
         .rows = batch_.rows,
         .out = at<float>(r.at[2 + i]),
         .ldo = w.n,
@@ -274,51 +274,20 @@ void Model::run_linear(const Record& r, std::atomic<int64_t>& claim) {
   }
 }
 
-void Model::plan_attention() {
-  items_.clear();
-  for (int32_t s = 0; s < batch_.sequences; ++s) {
-    const int32_t begin = batch_.seq_start[s], end = batch_.seq_start[s + 1];
-    for (int32_t t = begin; t < end; ++t) token_sequence_[static_cast<size_t>(t)] = s;
-    for (int32_t t = begin; t < end; t += kQueryTile) {
-      for (int32_t h = 0; h < dims_.kv_heads; ++h) {
-        items_.push_back({s, h, t, std::min(kQueryTile, end - t)});
-      }
-    }
-  }
-}
-
 void Model::run_attention(const Record& r, std::atomic<int64_t>& claim, int thread) {
-  const int32_t group = r.n[0], layer = r.n[1], heads = r.n[2] / dims_.kv_heads;
-  const int64_t stride = int64_t{r.n[2]} * dims_.head_dim;
-  const int64_t side = int64_t{dims_.kv_heads} * head_elements();
-  const auto count = static_cast<int64_t>(items_.size());
-  for (int64_t i; (i = claim.fetch_add(1, std::memory_order_relaxed)) < count;) {
-    // The last query tiles of a prompt see the most keys, so they go first.
-    const AttentionItem& item = items_[static_cast<size_t>(count - 1 - i)];
-    const int64_t column = int64_t{item.kv_head} * heads * dims_.head_dim;
-    const int64_t table = (int64_t{group} * dims_.max_rows + batch_.seq_row[item.sequence]) *
-                          dims_.max_blocks;
-    const AttentionCall call = {
-        .pool = reinterpret_cast<const uint16_t*>(pool_.data()),
-        .block_elements = block_elements(),
-        .k_offset = 2 * layer * side + item.kv_head * head_elements(),
-        .v_offset = (2 * layer + 1) * side + item.kv_head * head_elements(),
-        .table = batch_.tables + table,
-        .block_size = dims_.block_size,
-        .dim = dims_.head_dim,
-        .heads = heads,
-        .window = r.n[3],
-        .scale = r.f[0],
-        .q = at<float>(r.at[1]) + item.token * stride + column,
-        .out = at<float>(r.at[0]) + item.token * stride + column,
-        .stride = stride,
-        .tokens = item.tokens,
-        .first_position = batch_.positions[item.token],
-        .scratch = reinterpret_cast<float*>(scratch_.data() + thread * scratch_bytes_ +
-                                            align(sample_scratch_bytes(dims_.vocab))),
-    };
-    kernels().attention(call);
-  }
+  const AttentionLayer layer = {
+      .pool = pool_.data(),
+      .tables = tables(r.n[0]),
+      .rows = batch_.seq_row,
+      .table_stride = dims_.max_blocks,
+      .layer = r.n[1],
+      .window = r.n[3],
+      .scale = r.f[0],
+      .q = at<float>(r.at[1]),
+      .out = at<float>(r.at[0]),
+      .stride = int64_t{r.n[2]} * dims_.head_dim,
+  };
+  attention_.run(layer, claim, thread);
 }
 
 void Model::run_sample(const Record& r, std::atomic<int64_t>& claim, int thread) {

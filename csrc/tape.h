@@ -3,7 +3,7 @@
 // Records are grouped in stages; the team meets at a barrier between stages. A stage is
 //   rows       one or more row-wise records: a thread claims some rows and runs all of them on each
 //   linear     one activation against up to four weights: a thread claims tiles
-//   attention  a thread claims (sequence, kv head, query tile) items
+//   attention  a thread claims items, see csrc/attention.h
 //   sample     a thread claims rows and draws their tokens
 // Nothing in a record depends on the number of tokens, so one tape serves every step.
 #pragma once
@@ -12,6 +12,8 @@
 #include <memory>
 #include <vector>
 
+#include "attention.h"
+#include "kv.h"
 #include "linear.h"
 #include "region.h"
 #include "sample.h"
@@ -22,7 +24,7 @@ namespace octavo {
 enum class Kind : int32_t {
   embed = 0,       // out; weight; scale
   rms_norm = 1,    // out, x; vector; width of a group, groups, row width; eps, offset
-  quantize = 2,    // act; x; width
+  quantize = 2,    // act; x; width, form of act
   linear = 3,      // see Record
   rope_table = 4,  // out [dim]: cos and sin of the row's position; vector (inv_freq); dim / 2
   rope = 5,        // x, table; heads, head_dim, dim / 2, interleaved
@@ -41,7 +43,7 @@ struct Record {
   int32_t new_stage;   // 1: the team meets before this record
   int32_t weight[4];   // linear: weights (−1: none); others: weight[0]
   int32_t vector[4];   // linear: biases (−1: none); others: vector[0]
-  int32_t n[8];        // the kind's whole numbers; linear: k, act (0: none), accumulate
+  int32_t n[8];        // the kind's whole numbers; linear: k, form of act (0: none), accumulate
   float f[2];
   int64_t at[8];       // arena offsets in bytes; linear: x, act, outs
 };
@@ -49,7 +51,8 @@ struct Record {
 struct Dims {
   int32_t threads, max_rows, max_blocks, groups, num_blocks;
   int32_t block_size, kv_heads, head_dim, layers_per_group;
-  int32_t tile, sample_rows, hidden, vocab, heads;
+  int32_t tile, sample_rows, hidden, vocab, heads, kv_type;
+  int32_t padding;
   int64_t arena_bytes, weight_bytes;
 };
 
@@ -80,9 +83,14 @@ class Model {
   // Raw logits of the rows' stored hidden states: `sample` without drawing.
   void logits(const Batch& batch, float* out);
 
+  // Seconds that the caller's thread spent in each of a tape's stages, waiting for the team included,
+  // since the last call; measuring begins with the first call. `out` holds stages(which) values.
+  void stage_times(int which, double* out);
+  int32_t stages(int which) const { return static_cast<int32_t>(tapes_[which].stages.size()); }
+
   RowSampling& row(int32_t r) { return rows_[static_cast<size_t>(r)]; }
   const Dims& dims() const { return dims_; }
-  int64_t scratch_bytes() const { return scratch_.bytes(); }
+  int64_t scratch_bytes() const { return scratch_.bytes() + attention_.scratch_bytes(); }
 
  private:
   struct Stage {
@@ -92,9 +100,7 @@ class Model {
     std::vector<Record> records;
     std::vector<Stage> stages;
     std::unique_ptr<std::atomic<int64_t>[]> claims;
-  };
-  struct AttentionItem {
-    int32_t sequence, kv_head, token, tokens;
+    std::vector<double> seconds;  // by stage; empty: not measured
   };
   struct Replay {
     Model* model;
@@ -109,7 +115,10 @@ class Model {
   void run_attention(const Record& r, std::atomic<int64_t>& claim, int thread);
   void run_sample(const Record& r, std::atomic<int64_t>& claim, int thread);
   void kv_store(const Record& r, int32_t row);
-  void plan_attention();
+  // The block tables of a group, [row][most blocks].
+  const int32_t* tables(int32_t group) const {
+    return batch_.tables + int64_t{group} * dims_.max_rows * dims_.max_blocks;
+  }
 
   template <class T>
   T* at(int64_t offset) const {
@@ -119,20 +128,17 @@ class Model {
     return at<float>(offset) + row * width;
   }
   uint8_t* take(int64_t bytes);
-  int64_t head_elements() const { return int64_t{dims_.block_size} * dims_.head_dim; }
-  int64_t block_elements() const {
-    return head_elements() * dims_.kv_heads * 2 * dims_.layers_per_group;
-  }
 
   Dims dims_;
-  int64_t scratch_bytes_;  // per thread
+  KvLayout kv_;
+  int64_t scratch_bytes_;  // of sampling, per thread
   Region arena_, weights_region_, pool_, hidden_, scratch_;
   int64_t used_ = 0;
   std::vector<Weight> weights_;
   std::vector<const float*> vectors_;
   std::vector<RowSampling> rows_;
-  std::vector<AttentionItem> items_;
   std::vector<int32_t> token_sequence_;
+  Attention attention_;
   Tape tapes_[2];
   Batch batch_{};
   Team team_;              // last: its threads use everything above

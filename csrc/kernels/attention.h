@@ -1,9 +1,10 @@
-// Paged attention by online softmax (Milakov and Gimelshein, 2018) over tiles of 64 keys.
+// Attention over one span of cached keys, written once over a vector type of 16 lanes.
 //
-// Tiles start at positions that are multiples of 64 and a query's arithmetic inside a tile does not
-// depend on the other queries, so a token's result is the same whether it is computed alone, in a
-// chunk or in a batch. Per tile: scores = scale · q·k summed over the dimension in order; keys the
-// query does not see weigh 0; then the running maximum, sum and output are rescaled.
+// A span is kSpan keys from a position that is a multiple of kSpan. A query's arithmetic in a span
+// depends on nothing but its own keys, and spans are joined in order (Milakov and Gimelshein, 2018),
+// so a token's result is the same whether it is computed alone, in a chunk, in a batch, or with its
+// spans spread over threads. Products are of pairs (see csrc/kv.h): V says how a pair of floats is
+// held (`Pair`), broadcast (`Spread`) and multiplied with 16 pairs of bf16 (`dot2`).
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -18,194 +19,272 @@
 namespace octavo {
 namespace {
 
-struct AttentionScratch {
-  float* keys;    // [dim][64]
-  float* values;  // [64][dim]
-  float* scores;  // [queries][64]
-  float* out;     // [queries][dim]
-  float* top;     // [queries] running maximum
-  float* sum;     // [queries]
+constexpr float kNoScore = -std::numeric_limits<float>::infinity();
+constexpr int64_t kLanes = 16;
+constexpr int64_t kGroups = kSpan / kLanes;
+
+// A span's keys in groups of 16: group g's keys of dimension pair d at k[g] + d · k_stride, its values
+// of entry pair e at v[g] + e · 2 · dim. Groups [begin, end) hold keys.
+struct SpanKeys {
+  const uint16_t* k[kGroups];
+  const uint16_t* v[kGroups];
+  int64_t k_stride;
+  int64_t begin, end;
+  const float *k_scales, *v_scales;  // [kSpan], or null
 };
 
-inline AttentionScratch split_scratch(const AttentionCall& c) {
-  const int64_t queries = static_cast<int64_t>(kQueryTile) * c.heads;
-  AttentionScratch s;
-  s.keys = c.scratch;
-  s.values = s.keys + kKeyTile * c.dim;
-  s.scores = s.values + kKeyTile * c.dim;
-  s.out = s.scores + queries * kKeyTile;
-  s.top = s.out + queries * c.dim;
-  s.sum = s.top + queries;
+inline void widen_codes(const uint16_t* from, int64_t n, uint16_t* to) {
+  std::memcpy(to, from, static_cast<size_t>(n) * 2);
+}
+
+// int8 codes are exact in bf16.
+inline void widen_codes(const int8_t* from, int64_t n, uint16_t* to) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float x = from[i];
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    to[i] = static_cast<uint16_t>(bits >> 16);
+  }
+}
+
+// Keys and values of [c.first, c.last) as bf16 in scratch: for codes of another type, and for blocks
+// with fewer entries than a vector has lanes.
+template <class Code>
+inline void gather_keys(const SpanCall& c, int64_t base, uint16_t* scratch, SpanKeys* s) {
+  const int64_t size = c.kv.block_size, dim = c.kv.dim;
+  auto* k = scratch;
+  auto* v = k + kSpan * dim;
+  auto* scales = reinterpret_cast<float*>(v + kSpan * dim);
+  s->k_stride = 2 * kLanes;
+  for (int64_t g = s->begin; g < s->end; ++g) {
+    s->k[g] = k + g * kLanes * dim;
+    s->v[g] = v + g * kLanes * dim;
+  }
+  for (int64_t p = c.first / 2 * 2; p < c.last;) {
+    const int64_t entry = p % size, at = p - base;
+    const int64_t n = std::min(size - entry, kLanes - at % kLanes);
+    const uint8_t* keys = c.pool + c.table[p / size] * c.kv.block_bytes() + c.offset;
+    const uint8_t* values = keys + c.kv.side_bytes();
+    const auto* from_k = reinterpret_cast<const Code*>(keys) + 2 * entry;
+    const auto* from_v = reinterpret_cast<const Code*>(values) + entry * dim;
+    uint16_t* to = k + at / kLanes * kLanes * dim + 2 * (at % kLanes);
+    for (int64_t d = 0; d < dim / 2; ++d) {
+      widen_codes(from_k + d * 2 * size, 2 * n, to + d * s->k_stride);
+    }
+    widen_codes(from_v, n * dim, v + at * dim);
+    if (c.kv.type == KvType::int8) {
+      std::memcpy(scales + at, keys + c.kv.codes() + 4 * entry, static_cast<size_t>(n) * 4);
+      std::memcpy(scales + kSpan + at, values + c.kv.codes() + 4 * entry,
+                  static_cast<size_t>(n) * 4);
+    }
+    p += n;
+  }
+  if (c.kv.type == KvType::int8) {
+    s->k_scales = scales;
+    s->v_scales = scales + kSpan;
+  }
+}
+
+inline SpanKeys span_keys(const SpanCall& c, int64_t base, uint16_t* scratch) {
+  SpanKeys s{};
+  s.begin = (c.first - base) / kLanes;
+  s.end = (c.last - base + kLanes - 1) / kLanes;
+  const int64_t size = c.kv.block_size;
+  if (c.kv.type == KvType::int8) {
+    gather_keys<int8_t>(c, base, scratch, &s);
+  } else if (size < kLanes) {
+    gather_keys<uint16_t>(c, base, scratch, &s);
+  } else {
+    s.k_stride = 2 * size;
+    for (int64_t g = s.begin; g < s.end; ++g) {
+      const int64_t p = base + g * kLanes, entry = p % size;
+      const uint8_t* keys = c.pool + c.table[p / size] * c.kv.block_bytes() + c.offset;
+      s.k[g] = reinterpret_cast<const uint16_t*>(keys) + 2 * entry;
+      s.v[g] = reinterpret_cast<const uint16_t*>(keys + c.kv.side_bytes()) + entry * c.kv.dim;
+    }
+  }
   return s;
 }
 
-template <class V>
-inline void widen(const uint16_t* from, int64_t n, float* to) {
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) V::store(to + i, V::load_bf16(from + i));
-  for (; i < n; ++i) {
-    const uint32_t bits = static_cast<uint32_t>(from[i]) << 16;
-    std::memcpy(to + i, &bits, 4);
-  }
-}
-
-// Keys [tile, tile + 64) that lie in [first, end), widened to float. Values outside are zero, so
-// that neither foreign nor unwritten memory can reach a result (0 · NaN is NaN); keys outside need
-// not be, as their scores are replaced.
-template <class V>
-inline void load_tile(const AttentionCall& c, int64_t tile, int64_t first, int64_t end,
-                      const AttentionScratch& s) {
-  const int64_t dim = c.dim, size = c.block_size;
-  const int64_t lo = std::max(tile, first), hi = std::min(tile + kKeyTile, end);
-  std::fill(s.values, s.values + (lo - tile) * dim, 0.0f);
-  std::fill(s.values + (hi - tile) * dim, s.values + kKeyTile * dim, 0.0f);
-  for (int64_t p = lo; p < hi;) {
-    const uint16_t* block = c.pool + c.table[p / size] * c.block_elements;
-    const int64_t entry = p % size;
-    const int64_t count = std::min(size - entry, hi - p);
-    // The next block lies anywhere: ask for it while this one is widened.
-    if (p + count < end) {
-      const uint16_t* next = c.pool + c.table[(p + count) / size] * c.block_elements;
-      for (int64_t i = 0; i < size * dim; i += 32) {
-        __builtin_prefetch(next + c.k_offset + i);
-        __builtin_prefetch(next + c.v_offset + i);
-      }
-    }
-    // Whole vectors of keys where the block has them: a key beyond the end does no harm.
-    const int64_t whole = std::min({(count + 15) / 16 * 16, size - entry, kKeyTile - (p - tile)});
-    for (int64_t d = 0; d < dim; ++d) {
-      widen<V>(block + c.k_offset + d * size + entry, whole, s.keys + d * kKeyTile + (p - tile));
-    }
-    widen<V>(block + c.v_offset + entry * dim, count * dim, s.values + (p - tile) * dim);
-    p += count;
-  }
-}
-
-inline const float* query_at(const AttentionCall& c, int64_t j) {
-  return c.q + j / c.heads * c.stride + j % c.heads * c.dim;
-}
-
-// scores[j0 .. j0+N) × 64 keys.
-template <class V, int N>
-inline void score_tile(const AttentionCall& c, int64_t j0, const AttentionScratch& s) {
+// Scores of queries [j0, j0 + N) and groups [g, g + G).
+template <class V, int N, int G>
+inline void score(const SpanCall& c, const SpanKeys& s, const typename V::Pair* q, int64_t j0,
+                  int64_t g, float* scores) {
   using F = typename V::F;
-  const float* q[N];
-  for (int j = 0; j < N; ++j) q[j] = query_at(c, j0 + j);
-  for (int64_t key = 0; key < kKeyTile; key += 32) {
-    F a[N], b[N];
-    unrolled<N>([&](auto j) { a[j] = b[j] = V::fzero(); });
-    for (int64_t d = 0; d < c.dim; ++d) {
-      const F k0 = V::load(s.keys + d * kKeyTile + key);
-      const F k1 = V::load(s.keys + d * kKeyTile + key + 16);
-      unrolled<N>([&](auto j) {
-        const F x = V::set1(q[j][d]);
-        a[j] = V::fma(k0, x, a[j]);
-        b[j] = V::fma(k1, x, b[j]);
-      });
-    }
-    unrolled<N>([&](auto j) {
-      float* row = s.scores + (j0 + j) * kKeyTile + key;
-      V::store(row, V::mul(a[j], c.scale));
-      V::store(row + 16, V::mul(b[j], c.scale));
+  const int64_t pairs = c.kv.dim / 2;
+  F acc[N][G];
+  unrolled<N>([&](auto n) { unrolled<G>([&](auto i) { acc[n][i] = V::fzero(); }); });
+  for (int64_t d = 0; d < pairs; ++d) {
+    typename V::Wide w[G];
+    unrolled<G>([&](auto i) { w[i] = V::load_pairs(s.k[g + i] + d * s.k_stride); });
+    unrolled<N>([&](auto n) {
+      const auto x = V::spread(q + (j0 + n) * pairs + d);
+      unrolled<G>([&](auto i) { acc[n][i] = V::dot2(w[i], x, acc[n][i]); });
     });
+    // The group's values have as many lines as it has dimension pairs; they are needed soon.
+    if (j0 == 0) unrolled<G>([&](auto i) { __builtin_prefetch(s.v[g + i] + d * 2 * kLanes); });
   }
+  unrolled<N>([&](auto n) {
+    unrolled<G>([&](auto i) {
+      F x = V::mul(acc[n][i], c.scale);
+      if (s.k_scales) x = V::mulv(x, V::load(s.k_scales + (g + i) * kLanes));
+      V::store(scores + (j0 + n) * kSpan + (g + i) * kLanes, x);
+    });
+  });
 }
 
-// Scores of query j to weights; rescales what it has accumulated.
+template <class V, int N>
+inline void score_rows(const SpanCall& c, const SpanKeys& s, const typename V::Pair* q, int64_t j0,
+                       float* scores) {
+  constexpr int G = V::attention_groups;
+  int64_t g = s.begin;
+  for (; g + G <= s.end; g += G) score<V, N, G>(c, s, q, j0, g, scores);
+  for (; g < s.end; ++g) score<V, N, 1>(c, s, q, j0, g, scores);
+}
+
+// Query j's scores to weights, as pairs in the same place; its maximum and sum.
 template <class V>
-inline void softmax_tile(const AttentionCall& c, int64_t j, int64_t tile,
-                         const AttentionScratch& s) {
-  constexpr float none = -std::numeric_limits<float>::infinity();
-  float* row = s.scores + j * kKeyTile;
-  const int64_t position = c.first_position + j / c.heads;
-  const int64_t first = c.window ? std::max<int64_t>(0, position - c.window + 1) : 0;
-  const int64_t lo = std::clamp<int64_t>(first - tile, 0, kKeyTile);
-  const int64_t hi = std::clamp<int64_t>(position + 1 - tile, 0, kKeyTile);
+inline void weigh(const SpanCall& c, const SpanKeys& s, int64_t j, int64_t base, float* row) {
+  const int64_t position = c.positions[j], begin = s.begin * kLanes, end = s.end * kLanes;
+  const int64_t seen = c.window ? std::max<int64_t>(0, position - c.window + 1) : 0;
+  const int64_t lo = std::clamp(seen - base, begin, end);
+  const int64_t hi = std::clamp(position + 1 - base, begin, end);
+  auto* pairs = reinterpret_cast<typename V::Pair*>(row);
+  c.out.top[j] = kNoScore;
+  c.out.sum[j] = 0.0f;
   if (lo >= hi) {
-    std::memset(row, 0, sizeof(float) * kKeyTile);
-    return;
+    std::fill(row + begin, row + end, 0.0f);
+  } else {
+    std::fill(row + begin, row + lo, kNoScore);
+    std::fill(row + hi, row + end, kNoScore);
+    auto most = V::set1(kNoScore);
+    for (int64_t i = begin; i < end; i += kLanes) most = V::max(V::load(row + i), most);
+    const float top = V::most(most);
+    const auto minus_top = V::set1(-top);
+    auto sum = V::fzero();
+    for (int64_t i = begin; i < end; i += kLanes) {
+      auto p = exp_lanes<V>(V::add(V::load(row + i), minus_top));
+      sum = V::add(sum, p);
+      if (s.v_scales) {
+        // A scale beyond the last key may be anything; its weight is 0 and must stay 0.
+        p = V::less(V::fzero(), p, V::mulv(p, V::load(s.v_scales + i)), p);
+      }
+      V::store(row + i, p);
+    }
+    c.out.top[j] = top;
+    c.out.sum[j] = V::sum(sum);
   }
-  std::fill(row, row + lo, none);
-  std::fill(row + hi, row + kKeyTile, none);
-  float top = s.top[j];
-  for (int64_t i = lo; i < hi; ++i) top = std::max(top, row[i]);
-  exp_all<V>(row, kKeyTile, top, row);
-  auto sum = V::fzero();
-  for (int64_t i = 0; i < kKeyTile; i += 16) sum = V::add(sum, V::load(row + i));
-  float rescale = s.top[j] - top;
-  exp_all<V>(&rescale, 1, 0.0f, &rescale);
-  s.sum[j] = s.sum[j] * rescale + lanes_sum<V>(sum);
-  s.top[j] = top;
-  if (rescale != 1.0f) {
-    float* out = s.out + j * c.dim;
-    for (int64_t d = 0; d < c.dim; ++d) out[d] *= rescale;
-  }
+  V::to_pairs(row + begin, end - begin, pairs + begin / 2);
 }
 
-// out[j0 .. j0+N) += weights · values for the D·16 dimensions from d on, keys in order.
+// An eighth of group e / 8 of the next span's keys into the cache.
+inline void fetch_ahead(const SpanCall& c, int64_t e) {
+  const uint8_t* k = c.ahead[e / 8];
+  if (!k) return;
+  const int64_t stride = 4 * c.kv.block_size, lines = c.kv.dim / 16;
+  for (int64_t i = e % 8 * lines; i < (e % 8 + 1) * lines; ++i) __builtin_prefetch(k + i * stride);
+}
+
+// Weights · values of queries [j0, j0 + N) for D vectors of dimensions from d on.
 template <class V, int N, int D>
-inline void value_columns(const AttentionCall& c, int64_t j0, int64_t d,
-                          const AttentionScratch& s) {
+inline void value_columns(const SpanCall& c, const SpanKeys& s, int64_t base, int64_t j0, int64_t d,
+                          const float* weights) {
   using F = typename V::F;
+  const int64_t dim = c.kv.dim, first = (c.first - base) / 2, last = (c.last - base + 1) / 2;
   F acc[N][D];
-  unrolled<N>([&](auto j) {
-    unrolled<D>([&](auto i) { acc[j][i] = V::load(s.out + (j0 + j) * c.dim + d + 16 * i); });
-  });
-  for (int64_t key = 0; key < kKeyTile; ++key) {
-    unrolled<D>([&](auto i) {
-      const F v = V::load(s.values + key * c.dim + d + 16 * i);
-      unrolled<N>([&](auto j) {
-        acc[j][i] = V::fma(v, V::set1(s.scores[(j0 + j) * kKeyTile + key]), acc[j][i]);
-      });
+  unrolled<N>([&](auto n) { unrolled<D>([&](auto i) { acc[n][i] = V::fzero(); }); });
+  const bool fetch = j0 == 0 && d == 0;
+  for (int64_t e = first; e < last; ++e) {
+    if (fetch) fetch_ahead(c, e);
+    const uint16_t* v = s.v[e / 8] + e % 8 * 2 * dim + 2 * d;
+    typename V::Wide w[D];
+    unrolled<D>([&](auto i) { w[i] = V::load_pairs(v + 2 * kLanes * i); });
+    unrolled<N>([&](auto n) {
+      const auto* pairs = reinterpret_cast<const typename V::Pair*>(weights + (j0 + n) * kSpan);
+      const auto x = V::spread(pairs + e);
+      unrolled<D>([&](auto i) { acc[n][i] = V::dot2(w[i], x, acc[n][i]); });
     });
   }
-  unrolled<N>([&](auto j) {
-    unrolled<D>([&](auto i) { V::store(s.out + (j0 + j) * c.dim + d + 16 * i, acc[j][i]); });
+  unrolled<N>([&](auto n) {
+    unrolled<D>([&](auto i) { V::store(c.out.out + (j0 + n) * dim + d + kLanes * i, acc[n][i]); });
   });
+}
+
+// The last dim % 16 dimensions.
+template <class V>
+inline void value_rest(const SpanCall& c, const SpanKeys& s, int64_t base, int64_t j, int64_t d,
+                       const float* weights) {
+  const int64_t dim = c.kv.dim, first = (c.first - base) / 2, last = (c.last - base + 1) / 2;
+  const auto* pairs = reinterpret_cast<const typename V::Pair*>(weights + j * kSpan);
+  for (; d < dim; ++d) {
+    float sum = 0.0f;
+    for (int64_t e = first; e < last; ++e) {
+      const uint16_t* v = s.v[e / 8] + e % 8 * 2 * dim + 2 * d;
+      float p[2];
+      V::from_pair(pairs + e, p);
+      sum = std::fma(bf16_to_float(v[0]), p[0], sum);
+      sum = std::fma(bf16_to_float(v[1]), p[1], sum);
+    }
+    c.out.out[j * dim + d] = sum;
+  }
 }
 
 template <class V, int N>
-inline void value_tile(const AttentionCall& c, int64_t j0, const AttentionScratch& s) {
+inline void value_rows(const SpanCall& c, const SpanKeys& s, int64_t base, int64_t j0,
+                       const float* weights) {
+  constexpr int D = V::attention_groups;
   int64_t d = 0;
-  for (; d + 32 <= c.dim; d += 32) value_columns<V, N, 2>(c, j0, d, s);
-  for (; d + 16 <= c.dim; d += 16) value_columns<V, N, 1>(c, j0, d, s);
-  for (; d < c.dim; ++d) {
-    for (int64_t j = j0; j < j0 + N; ++j) {
-      float sum = s.out[j * c.dim + d];
-      for (int64_t key = 0; key < kKeyTile; ++key) {
-        sum = std::fma(s.values[key * c.dim + d], s.scores[j * kKeyTile + key], sum);
-      }
-      s.out[j * c.dim + d] = sum;
-    }
+  for (; d + D * kLanes <= c.kv.dim; d += D * kLanes) {
+    value_columns<V, N, D>(c, s, base, j0, d, weights);
   }
+  for (; d + kLanes <= c.kv.dim; d += kLanes) value_columns<V, N, 1>(c, s, base, j0, d, weights);
+  for (int64_t j = j0; d < c.kv.dim && j < j0 + N; ++j) value_rest<V>(c, s, base, j, d, weights);
 }
 
-// Scores (or, the softmax done, values) of all queries, four at a time.
-template <class V, int N = 4, class Tile>
-inline void over_queries(int64_t j, int64_t queries, Tile&& tile) {
-  for (; j + N <= queries; j += N) tile(std::integral_constant<int, N>{}, j);
-  if constexpr (N > 1) over_queries<V, N - 1>(j, queries, tile);
+// work(constant N, j0) over all queries, N at a time.
+template <int N, class Work>
+inline void over_queries(int64_t j, int64_t queries, Work&& work) {
+  for (; j + N <= queries; j += N) work(std::integral_constant<int, N>{}, j);
+  if constexpr (N > 1) over_queries<N - 1>(j, queries, work);
 }
 
 template <class V>
-void attention(const AttentionCall& c) {
-  const AttentionScratch s = split_scratch(c);
-  const int64_t queries = static_cast<int64_t>(c.tokens) * c.heads;
-  const int64_t end = c.first_position + c.tokens;
-  const int64_t first = c.window ? std::max<int64_t>(0, c.first_position - c.window + 1) : 0;
-  std::memset(s.out, 0, sizeof(float) * static_cast<size_t>(queries * c.dim));
-  std::fill(s.top, s.top + queries, -std::numeric_limits<float>::infinity());
-  std::fill(s.sum, s.sum + queries, 0.0f);
-  for (int64_t tile = first / kKeyTile * kKeyTile; tile < end; tile += kKeyTile) {
-    load_tile<V>(c, tile, first, end, s);
-    over_queries<V>(0, queries, [&](auto n, int64_t j) { score_tile<V, n>(c, j, s); });
-    for (int64_t j = 0; j < queries; ++j) softmax_tile<V>(c, j, tile, s);
-    over_queries<V>(0, queries, [&](auto n, int64_t j) { value_tile<V, n>(c, j, s); });
-  }
-  for (int64_t j = 0; j < queries; ++j) {
-    float* out = c.out + j / c.heads * c.stride + j % c.heads * c.dim;
-    const float inverse = 1.0f / s.sum[j];
-    for (int64_t d = 0; d < c.dim; ++d) out[d] = s.out[j * c.dim + d] * inverse;
+void attend_span(const SpanCall& c) {
+  constexpr int N = V::attention_queries;
+  const int64_t base = c.first / kSpan * kSpan, queries = c.queries, pairs = c.kv.dim / 2;
+  auto* q = reinterpret_cast<typename V::Pair*>(c.scratch);
+  float* scores = c.scratch + queries * c.kv.dim;
+  auto* gathered = reinterpret_cast<uint16_t*>(scores + queries * kSpan);
+  const SpanKeys s = span_keys(c, base, gathered);
+  for (int64_t j = 0; j < queries; ++j) V::to_pairs(c.q[j], c.kv.dim, q + j * pairs);
+  over_queries<N>(0, queries, [&](auto n, int64_t j) { score_rows<V, n>(c, s, q, j, scores); });
+  for (int64_t j = 0; j < queries; ++j) weigh<V>(c, s, j, base, scores + j * kSpan);
+  over_queries<N>(0, queries, [&](auto n, int64_t j) { value_rows<V, n>(c, s, base, j, scores); });
+}
+
+// into = into and from joined: both rescaled to the larger maximum.
+template <class V>
+void join_spans(const Partial& into, const Partial& from, int64_t queries, int64_t dim) {
+  for (int64_t j0 = 0; j0 < queries; j0 += kLanes) {
+    const int64_t some = std::min(kLanes, queries - j0);
+    float mine[kLanes], other[kLanes];
+    const auto a = V::load_n(into.top + j0, some), b = V::load_n(from.top + j0, some);
+    const auto top = V::max(a, b);
+    // Where neither saw a key, −∞ − −∞ is not a number: such a span leaves things as they are.
+    V::store(mine, exp_lanes<V>(V::less(a, top, V::sub(a, top), V::fzero())));
+    V::store(other, exp_lanes<V>(V::less(b, top, V::sub(b, top), V::fzero())));
+    V::store_n(into.top + j0, top, some);
+    for (int64_t j = j0; j < j0 + some; ++j) {
+      const float x = mine[j - j0], y = other[j - j0];
+      into.sum[j] = into.sum[j] * x + from.sum[j] * y;
+      float* out = into.out + j * dim;
+      const float* fresh = from.out + j * dim;
+      for (int64_t d = 0; d < dim; d += kLanes) {
+        const int64_t n = std::min(kLanes, dim - d);
+        const auto scaled = V::mul(V::load_n(out + d, n), x);
+        V::store_n(out + d, V::fma(V::load_n(fresh + d, n), V::set1(y), scaled), n);
+      }
+    }
   }
 }
 

@@ -1,6 +1,7 @@
 // AVX2 with FMA and F16C: two registers hold a strip's 16 lanes.
 #include <immintrin.h>
 
+#include "../half.h"
 #include "attention.h"
 #include "rowwise.h"
 #include "strip.h"
@@ -14,7 +15,10 @@ struct Avx2 {
   struct C { __m256i a, b; };
   static constexpr int quant_rows = 4;
   static constexpr int float_rows = 1;
+  static constexpr int pair_rows = 2;
+  static constexpr bool bf16 = false;  // whether pairs are held as bf16
   static constexpr int32_t s8_offset = 0;
+  static constexpr int attention_queries = 2, attention_groups = 2;
 
   static F fzero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static I izero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
@@ -26,10 +30,6 @@ struct Avx2 {
   static F load_f16(const uint16_t* p) {
     return {_mm256_cvtph_ps(eight(p)), _mm256_cvtph_ps(eight(p + 8))};
   }
-  static __m256 widen_bf16(__m128i half) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
-  }
-  static F load_bf16(const uint16_t* p) { return {widen_bf16(eight(p)), widen_bf16(eight(p + 8))}; }
   static __m256i mask(int64_t n) {
     const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int32_t>(n)), lanes);
@@ -118,10 +118,7 @@ struct Avx2 {
       top = _mm256_max_ps(top, a);
       strange = _mm256_or_ps(strange, _mm256_cmp_ps(a, most, _CMP_NLE_UQ));
     }
-    __m128 m = _mm_max_ps(_mm256_castps256_ps128(top), _mm256_extractf128_ps(top, 1));
-    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-    m = _mm_max_ss(m, _mm_movehdup_ps(m));
-    *amax = _mm_cvtss_f32(m);
+    *amax = most_of_eight(top);
     return _mm256_movemask_ps(strange) == 0;
   }
   static void block_codes(const float* x, float inverse, int8_t* codes, int32_t* sums) {
@@ -156,6 +153,42 @@ struct Avx2 {
     return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
   }
   static F pow2(I x) { return {pow2_half(x.a), pow2_half(x.b)}; }
+  static float sum_eight(__m256 v) {
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+  }
+  static float most_of_eight(__m256 v) {
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+  }
+  static float sum(F x) { return sum_eight(_mm256_add_ps(x.a, x.b)); }
+  static float most(F x) { return most_of_eight(_mm256_max_ps(x.a, x.b)); }
+  // Attention: a pair of floats as it is held, broadcast, and multiplied with 16 bf16 pairs.
+  struct Pair { float a, b; };
+  struct Spread { F a, b; };
+  struct Wide { F a, b; };
+  static void to_pairs(const float* x, int64_t n, Pair* out) {
+    std::memmove(out, x, static_cast<size_t>(n) * sizeof(float));
+  }
+  static void from_pair(const Pair* p, float* x) { std::memcpy(x, p, sizeof *p); }
+  static Spread spread(const Pair* p) { return {set1(p->a), set1(p->b)}; }
+  static F dot2(const Wide& w, const Spread& x, const F& acc) {
+    return fma(w.b, x.b, fma(w.a, x.a, acc));
+  }
+  static F halves(const uint16_t* p, bool high) {
+    const auto* q = reinterpret_cast<const __m256i*>(p);
+    const __m256i a = _mm256_loadu_si256(q), b = _mm256_loadu_si256(q + 1);
+    const __m256i mask = _mm256_set1_epi32(static_cast<int32_t>(0xFFFF0000u));
+    if (high) {
+      return {_mm256_castsi256_ps(_mm256_and_si256(a, mask)),
+              _mm256_castsi256_ps(_mm256_and_si256(b, mask))};
+    }
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)),
+            _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+  }
+  static Wide load_pairs(const uint16_t* p) { return {halves(p, false), halves(p, true)}; }
   static F less(F x, F y, F a, F b) {
     return {_mm256_blendv_ps(b.a, a.a, _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)),
             _mm256_blendv_ps(b.b, a.b, _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ))};
@@ -165,8 +198,9 @@ struct Avx2 {
 }  // namespace
 
 const Kernels kAvx2Kernels = {
-    strip<Avx2>,   quantize_row<Avx2>, rms_norm<Avx2>,
-    act_mul<Avx2>, attention<Avx2>,    exp_all<Avx2>,
+    strip<Avx2>,   quantize_row<Avx2>, nullptr, rms_norm<Avx2>, act_mul<Avx2>,
+    attend_span<Avx2>, join_spans<Avx2>, exp_all<Avx2>,
+    burn<Avx2>,
 };
 
 }  // namespace octavo

@@ -13,7 +13,10 @@ struct Portable {
   struct C { uint8_t v[64]; };
   static constexpr int quant_rows = 1;
   static constexpr int float_rows = 1;
+  static constexpr int pair_rows = 1;
+  static constexpr bool bf16 = false;  // whether pairs are held as bf16
   static constexpr int32_t s8_offset = 0;
+  static constexpr int attention_queries = 1, attention_groups = 1;
 
   static F fzero() { return {}; }
   static I izero() { return {}; }
@@ -30,11 +33,6 @@ struct Portable {
   static F load_f16(const uint16_t* p) {
     F f;
     for (int i = 0; i < 16; ++i) f.v[i] = half_to_float(p[i]);
-    return f;
-  }
-  static F load_bf16(const uint16_t* p) {
-    F f;
-    for (int i = 0; i < 16; ++i) f.v[i] = bf16_to_float(p[i]);
     return f;
   }
   static F load_n(const float* p, int64_t n) {
@@ -156,6 +154,37 @@ struct Portable {
     for (int i = 0; i < 16; ++i) r.v[i] = bits_to_float(static_cast<uint32_t>(a.v[i] + 127) << 23);
     return r;
   }
+  static float sum(F f) {
+    for (int width = 8; width > 0; width /= 2) {
+      for (int i = 0; i < width; ++i) f.v[i] += f.v[i + width];
+    }
+    return f.v[0];
+  }
+  static float most(const F& f) {
+    float top = f.v[0];
+    for (const float v : f.v) top = v > top ? v : top;
+    return top;
+  }
+  // Attention: a pair of floats as it is held, broadcast, and multiplied with 16 bf16 pairs.
+  struct Pair { float a, b; };
+  struct Spread { F a, b; };
+  struct Wide { F a, b; };
+  static void to_pairs(const float* x, int64_t n, Pair* out) {
+    std::memmove(out, x, static_cast<size_t>(n) * sizeof(float));
+  }
+  static void from_pair(const Pair* p, float* x) { std::memcpy(x, p, sizeof *p); }
+  static Spread spread(const Pair* p) { return {set1(p->a), set1(p->b)}; }
+  static F dot2(const Wide& w, const Spread& x, const F& acc) {
+    return fma(w.b, x.b, fma(w.a, x.a, acc));
+  }
+  static Wide load_pairs(const uint16_t* p) {
+    Wide w;
+    for (int i = 0; i < 16; ++i) {
+      w.a.v[i] = bf16_to_float(p[2 * i]);
+      w.b.v[i] = bf16_to_float(p[2 * i + 1]);
+    }
+    return w;
+  }
   static F less(const F& x, const F& y, const F& a, F b) {
     for (int i = 0; i < 16; ++i) b.v[i] = x.v[i] < y.v[i] ? a.v[i] : b.v[i];
     return b;
@@ -165,8 +194,9 @@ struct Portable {
 }  // namespace
 
 const Kernels kPortableKernels = {
-    strip<Portable>,   quantize_row<Portable>, rms_norm<Portable>,
-    act_mul<Portable>, attention<Portable>,    exp_all<Portable>,
+    strip<Portable>,   quantize_row<Portable>, nullptr, rms_norm<Portable>, act_mul<Portable>,
+    attend_span<Portable>, join_spans<Portable>, exp_all<Portable>,
+    burn<Portable>,
 };
 
 }  // namespace octavo

@@ -108,15 +108,14 @@ template <class V, int32_t L>
 inline typename V::F load_weights(const uint8_t* strip, int64_t k) {
   const uint8_t* p = strip + k * unit_bytes(L);
   if constexpr (L == kF32) return V::load(reinterpret_cast<const float*>(p));
-  if constexpr (L == kF16) return V::load_f16(reinterpret_cast<const uint16_t*>(p));
-  return V::load_bf16(reinterpret_cast<const uint16_t*>(p));
+  return V::load_f16(reinterpret_cast<const uint16_t*>(p));
 }
 
 // Float weights: lane sums over k ≡ 0, 1, 2, 3 (mod 4) separately, then (0 + 1) + (2 + 3).
 template <class V, int32_t L, int R>
 inline void float_rows(const StripCall& c, int64_t r0) {
   using F = typename V::F;
-  const auto* x = static_cast<const float*>(c.act) + r0 * c.lda;
+  const auto* x = static_cast<const float*>(c.act) + r0 * c.k;
   F acc[R][4];
   for (int r = 0; r < R; ++r) {
     for (int j = 0; j < 4; ++j) acc[r][j] = V::fzero();
@@ -126,13 +125,13 @@ inline void float_rows(const StripCall& c, int64_t r0) {
     for (int j = 0; j < 4; ++j) {
       const F w = load_weights<V, L>(c.strip, k + j);
       for (int r = 0; r < R; ++r) {
-        acc[r][j] = V::fma(w, V::set1(x[r * c.lda + k + j]), acc[r][j]);
+        acc[r][j] = V::fma(w, V::set1(x[r * c.k + k + j]), acc[r][j]);
       }
     }
   }
   for (int j = 0; k < c.k; ++k, ++j) {
     const F w = load_weights<V, L>(c.strip, k);
-    for (int r = 0; r < R; ++r) acc[r][j] = V::fma(w, V::set1(x[r * c.lda + k]), acc[r][j]);
+    for (int r = 0; r < R; ++r) acc[r][j] = V::fma(w, V::set1(x[r * c.k + k]), acc[r][j]);
   }
   for (int r = 0; r < R; ++r) {
     const F sum = V::add(V::add(acc[r][0], acc[r][1]), V::add(acc[r][2], acc[r][3]));
@@ -140,9 +139,42 @@ inline void float_rows(const StripCall& c, int64_t r0) {
   }
 }
 
+// bf16 weights: even and odd pairs of k in two sums, then their sum.
+template <class V, int R>
+inline void pair_rows(const StripCall& c, int64_t r0) {
+  using F = typename V::F;
+  using Pair = typename V::Pair;
+  const int64_t pairs = c.k / 2;
+  // Rows as pairs: floats as they are, or bf16 in padded rows.
+  const int64_t stride = V::bf16 ? bf16_row_bytes(c.k) : 4 * c.k;
+  const auto* act = static_cast<const uint8_t*>(c.act) + r0 * stride;
+  const auto* strip = reinterpret_cast<const uint16_t*>(c.strip);
+  const auto x = [&](int64_t r, int64_t d) {
+    return V::spread(reinterpret_cast<const Pair*>(act + r * stride) + d);
+  };
+  F acc[R][2];
+  for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = V::fzero();
+  int64_t d = 0;
+  for (; d + 2 <= pairs; d += 2) {
+    unrolled<2>([&](auto j) __attribute__((always_inline)) {
+      const auto w = V::load_pairs(strip + (d + j) * 2 * kStrip);
+      unrolled<R>([&](auto r) __attribute__((always_inline)) {
+        acc[r][j] = V::dot2(w, x(r, d + j), acc[r][j]);
+      });
+    });
+  }
+  if (d < pairs) {
+    const auto w = V::load_pairs(strip + d * 2 * kStrip);
+    for (int r = 0; r < R; ++r) acc[r][0] = V::dot2(w, x(r, d), acc[r][0]);
+  }
+  for (int r = 0; r < R; ++r) store_row<V>(c, r0 + r, V::add(acc[r][0], acc[r][1]));
+}
+
 template <class V, int32_t L, int R>
 inline void rows(const StripCall& c, int64_t r0) {
-  if constexpr (is_float(L)) {
+  if constexpr (L == kBF16) {
+    pair_rows<V, R>(c, r0);
+  } else if constexpr (is_float(L)) {
     float_rows<V, L, R>(c, r0);
   } else {
     quant_rows<V, L, R>(c, r0);
@@ -160,7 +192,7 @@ inline void rest_of_rows(const StripCall& c, int64_t r0) {
 // A strip stays in the first-level cache while blocks of rows pass over it.
 template <class V, int32_t L>
 void strip_of(const StripCall& c) {
-  constexpr int most = is_float(L) ? V::float_rows : V::quant_rows;
+  constexpr int most = L == kBF16 ? V::pair_rows : is_float(L) ? V::float_rows : V::quant_rows;
   static_assert(kPanelRows % most == 0);  // a block of rows lies in one panel
   int64_t r = c.r0;
   for (; r + most <= c.r1; r += most) rows<V, L, most>(c, r);
@@ -209,6 +241,27 @@ inline void quantize_row(const float* x, int64_t k, int64_t row, void* act) {
     std::memcpy(rest + kPanelOffset + 4 * lane, &offsets[0], 4);
     std::memcpy(rest + kPanelOffset + 4 * (kPanelRows + lane), &offsets[1], 4);
   }
+}
+
+// The instruction set's int8 rate with nothing else in the way: eight independent sums.
+template <class V>
+int64_t burn(int64_t loops) {
+  constexpr int sums = 4;
+  typename V::C groups[8];
+  alignas(64) uint8_t codes[64] = {1, 2, 3};
+  alignas(64) int8_t x[kBlock] = {1, 2, 3};
+  for (auto& group : groups) group = V::load_codes(codes);
+  typename V::I lo[sums], hi[sums];
+  for (int i = 0; i < sums; ++i) lo[i] = hi[i] = V::izero();
+  for (int64_t loop = 0; loop < loops; ++loop) {
+    unrolled<sums>([&](auto i) { V::dots_u5(lo[i], hi[i], groups, x); });
+    __asm__ volatile("" ::: "memory");  // x is read again
+  }
+  typename V::I total = V::izero();
+  for (int i = 0; i < sums; ++i) total = V::iadd(total, V::iadd(lo[i], hi[i]));
+  float out[kStrip];
+  V::store(out, V::cvt(total));
+  return out[0] < 0.0f ? 0 : loops * sums * kBlock * kStrip;
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from octavo.bench.ops import bench_ops
 from octavo.bench.run import BenchOptions, bench
 from octavo.cli.bars import bars
 from octavo.cli.parser import Arguments, options_of
@@ -9,6 +10,8 @@ from octavo.config import EngineArgs
 
 
 def run(options: Arguments) -> int:
+    if options.kind == "ops":
+        return bench_ops(options_of(EngineArgs, options), options.num_iters, bars())
     return bench(
         BenchOptions(
             kind=options.kind,

@@ -42,7 +42,7 @@ class EngineArgs:
     seed: int | None = option(
         None, "makes requests without a seed reproducible from start to start", group="model"
     )
-    block_size: int = option(16, "tokens per KV block, a power of two", group="memory")
+    block_size: int = option(16, "tokens per KV block: 2, 4, 8 … 256", group="memory")
     kv_cache_memory_bytes: int | None = option(
         None, "bytes of the KV pool (default: from free memory and what rows need)", group="memory"
     )
@@ -59,7 +59,7 @@ class EngineArgs:
         None, "compute threads (default: the cores this process may use)", group="device"
     )
     isa: str | None = option(
-        None, "force an instruction set: portable, avx2 or avx512", group="device"
+        None, "force an instruction set: portable, avx2, avx512 or avx512_bf16", group="device"
     )
 
 

@@ -15,7 +15,7 @@ from octavo.config.machine import Machine
 from octavo.program.program import KvLayout
 
 BACKENDS = ("native", "reference")
-ISAS = ("portable", "avx2", "avx512")
+ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
 KV_DTYPE_BYTES = {"native": 2, "reference": 4}
 
 # The KV pool takes at most this share of the memory that is left beside everything else, and by
@@ -193,7 +193,7 @@ def _pool(
 
 def _check(args: EngineArgs) -> None:
     size = args.block_size
-    _require("--block-size", size, 1 <= size <= 256 and size & (size - 1) == 0, "1, 2, 4 … 256")
+    _require("--block-size", size, 2 <= size <= 256 and size & (size - 1) == 0, "2, 4, 8 … 256")
     _require("--max-num-seqs", args.max_num_seqs, 1 <= args.max_num_seqs <= 4096, "1 to 4096")
     tokens = args.max_num_batched_tokens
     limit = f"--max-num-seqs ({args.max_num_seqs}) to 65536"

@@ -1,6 +1,15 @@
 """The native CPU backend: C++ kernels behind a C ABI, no PyTorch."""
 
 from octavo.backends.native.backend import NativeBackend, load
+from octavo.backends.native.ceilings import Ceilings, measure_ceilings
 from octavo.backends.native.library import ISAS, best_isa, load_library
 
-__all__ = ["ISAS", "NativeBackend", "best_isa", "load", "load_library"]
+__all__ = [
+    "ISAS",
+    "Ceilings",
+    "NativeBackend",
+    "best_isa",
+    "load",
+    "load_library",
+    "measure_ceilings",
+]

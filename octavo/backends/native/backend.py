@@ -29,7 +29,7 @@ from octavo.backends.native.library import (
     load_library,
     select_isa,
 )
-from octavo.backends.native.lower import Lowered, lower, write_tape
+from octavo.backends.native.lower import PANEL_ROWS, Lowered, lower, write_tape
 from octavo.base.errors import EngineError, EngineStartError, UnsupportedModelError
 from octavo.base.step import NOT_SAMPLED, TokenLogprobs
 from octavo.program.ops import Embed, Linear
@@ -98,14 +98,14 @@ class NativeBackend:
     def _lower(self, weights: WeightSource) -> Lowered:
         library = self._library
 
-        def quantised(name: str) -> bool:
-            return bool(library.octavo_weight_act(FORMATS[weights.dtype(name)]))
+        def form(name: str) -> int:
+            return int(library.octavo_weight_act(FORMATS[weights.dtype(name)]))
 
-        def act_bytes(width: int) -> int:
-            return int(library.octavo_act_bytes(1, width))
+        def act_bytes(form: int, width: int) -> int:
+            return -(-int(library.octavo_act_bytes(form, PANEL_ROWS, width)) // PANEL_ROWS)
 
         limits = self._limits
-        return lower(self._program, quantised, act_bytes, limits.tile, limits.sample_rows)
+        return lower(self._program, form, act_bytes, limits.tile, limits.sample_rows)
 
     def _plan_weights(self, weights: WeightSource) -> int:
         total = sum(_aligned(8 * len(f)) for f in self._lowered.frequencies.values())
@@ -271,6 +271,21 @@ class NativeBackend:
                 )
             )
         return out
+
+    def stage_times(self) -> dict[str, float]:
+        """Seconds by kind of stage since the last call, of both programs.
+
+        Waiting for the slowest thread counts. The first call returns zeros and begins to measure.
+        """
+        found: dict[str, float] = {}
+        for which, stages in enumerate((self._lowered.forward, self._lowered.sample)):
+            seconds = np.zeros(len(stages), np.float64)
+            assert self._library.octavo_stages(self._model, which) == len(stages)
+            self._library.octavo_stage_times(self._model, which, _pointer(seconds))
+            for stage, value in zip(stages, seconds, strict=True):
+                label = " + ".join(dict.fromkeys(step.label() for step in stage))
+                found[label] = found.get(label, 0.0) + float(value)
+        return found
 
     def memory(self) -> Mapping[str, int]:
         dims, kv = self._dims, self._program.kv

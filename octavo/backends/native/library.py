@@ -9,8 +9,8 @@ from pathlib import Path
 
 from octavo.base.errors import ConfigError, EngineStartError
 
-ABI_VERSION = 2
-ISAS = ("portable", "avx2", "avx512")
+ABI_VERSION = 3
+ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
 FORMATS = {
     name: number
     for number, name in enumerate(
@@ -55,6 +55,8 @@ class Dims(c.Structure):
                 "hidden",
                 "vocab",
                 "heads",
+                "kv_type",
+                "padding",
             )
         ),
         ("arena_bytes", c.c_int64),
@@ -132,7 +134,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "octavo_select_isa": (c.c_int32, (c.c_int32,)),
     "octavo_weight_bytes": (c.c_int64, (c.c_int32, c.c_int64, c.c_int64)),
     "octavo_weight_act": (c.c_int32, (c.c_int32,)),
-    "octavo_act_bytes": (c.c_int64, (c.c_int64, c.c_int64)),
+    "octavo_act_bytes": (c.c_int64, (c.c_int32, c.c_int64, c.c_int64)),
     "octavo_model_new": (_P, (c.POINTER(Dims),)),
     "octavo_model_free": (None, (_P,)),
     "octavo_scratch_bytes": (c.c_int64, (_P,)),
@@ -142,6 +144,10 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "octavo_set_row": (c.c_int32, (_P, c.c_int32, c.POINTER(RowArguments))),
     "octavo_forward": (c.c_int32, (_P, c.POINTER(Batch))),
     "octavo_sample": (c.c_int32, (_P, c.POINTER(Batch))),
+    "octavo_read_bandwidth": (c.c_double, (c.c_int32, c.c_int64)),
+    "octavo_matrix_rate": (c.c_double, (c.c_int32,)),
+    "octavo_stages": (c.c_int32, (_P, c.c_int32)),
+    "octavo_stage_times": (None, (_P, c.c_int32, _P)),
     "octavo_logits": (c.c_int32, (_P, c.POINTER(Batch), _P)),
 }
 

@@ -2,7 +2,7 @@
 
 Three rewrites, each a pattern over neighbouring ops; everything else goes one to one:
 
-    linears that read the same buffer   → one record with up to four weights, one quantised input
+    linears that read the same buffer   → one record with up to four weights, one prepared input
     linear, then add of its output      → the linear adds to the residual itself
     row-wise records in a row           → one stage: no barrier between them
 
@@ -12,6 +12,7 @@ records, so buffers that share a stage never share memory.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -43,7 +44,9 @@ class Kind(IntEnum):
 
 _ROW_WISE = frozenset(Kind) - {Kind.LINEAR, Kind.ATTENTION, Kind.GATHER, Kind.SAMPLE}
 _ACTS = {"silu": 0, "gelu_tanh": 1}
+_FORMS = {1: "q8", 2: "bf16"}  # csrc/linear.h: Act
 MOST_WEIGHTS = 4
+PANEL_ROWS = 8  # csrc/layout.h: int8 rows lie in panels of this many
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,11 @@ class Step:
     vectors: tuple[str | None, ...] = ()
     n: tuple[int, ...] = ()
     f: tuple[float, ...] = ()
+
+    def label(self) -> str:
+        """What it does, without the layer: "linear q_proj k_proj", "attention"."""
+        names = (re.sub(r"^layers\.\d+\.|\.weight$", "", name) for name in self.weights)
+        return " ".join((self.kind.name.lower(), *(n for n in names if self.kind is Kind.LINEAR)))
 
 
 @dataclass
@@ -76,25 +84,27 @@ class _Lowering:
     """Working state while one op list is lowered."""
 
     widths: dict[str, Buffer]
-    quantised: Callable[[str], bool]
-    act_width: Callable[[int], int]
+    form: Callable[[str], int]
+    act_width: Callable[[int, int], int]
     steps: list[Step] = field(default_factory=list)
     extra: dict[str, Buffer] = field(default_factory=dict)
     frequencies: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    fresh: set[str] = field(default_factory=set)  # buffers whose quantised form is current
+    fresh: set[str] = field(default_factory=set)  # prepared forms that are current
 
     def emit(self, step: Step) -> None:
         self.steps.append(step)
-        self.fresh -= set(step.writes)
+        self.fresh -= {act for act in self.fresh if act.rsplit(".", 1)[0] in step.writes}
 
-    def quantise(self, x: str) -> str:
-        """The name of x's quantised form, made now unless it is current."""
-        act = f"{x}.q8"
-        if x not in self.fresh:
+    def prepare(self, x: str, form: int) -> str:
+        """The name of x in a form that kernels read, made now unless it is current."""
+        if form == 0:
+            return x
+        act = f"{x}.{_FORMS[form]}"
+        if act not in self.fresh:
             buffer = self.widths[x]
-            self.extra[act] = Buffer(act, buffer.per, self.act_width(buffer.width))
-            self.emit(Step(Kind.QUANTIZE, (x,), (act,), (act, x), n=(buffer.width,)))
-            self.fresh.add(x)
+            self.extra[act] = Buffer(act, buffer.per, self.act_width(form, buffer.width))
+            self.emit(Step(Kind.QUANTIZE, (x,), (act,), (act, x), n=(buffer.width, form)))
+            self.fresh.add(act)
         return act
 
     def table(self, inv_freq: tuple[float, ...]) -> str:
@@ -113,21 +123,21 @@ class _Lowering:
 
 def lower(
     program: Program,
-    quantised: Callable[[str], bool],
-    act_bytes: Callable[[int], int],
+    form: Callable[[str], int],
+    act_bytes: Callable[[int, int], int],
     tile: int,
     sample_rows: int,
 ) -> Lowered:
     """Lower both programs and lay out the arena.
 
-    quantised: whether a weight's kernels read int8 activations; act_bytes: bytes of one such row.
+    form: what a weight's kernels read (0: floats); act_bytes(form, width): bytes of one such row.
     """
     widths = {buffer.name: buffer for buffer in program.buffers}
 
-    def act_width(width: int) -> int:
-        return -(-act_bytes(width) // 4)
+    def act_width(form: int, width: int) -> int:
+        return -(-act_bytes(form, width) // 4)
 
-    parts = [_Lowering(widths, quantised, act_width) for _ in range(2)]
+    parts = [_Lowering(widths, form, act_width) for _ in range(2)]
     for part, ops in zip(parts, (program.forward, program.sample), strict=True):
         _lower_ops(part, ops)
     forward, sample = (_stages(part.steps) for part in parts)
@@ -135,7 +145,8 @@ def lower(
     used = {name for stage in (*forward, *sample) for s in stage for name in (*s.reads, *s.writes)}
     kept = [buffer for name, buffer in buffers.items() if name in used]
     spans = [_span(stage) for stage in (*forward, *sample)]
-    layout = layout_arena(kept, spans, tile, sample_rows)
+    whole = [-(-rows // PANEL_ROWS) * PANEL_ROWS for rows in (tile, sample_rows)]
+    layout = layout_arena(kept, spans, *whole)
     return Lowered(forward, sample, kept, parts[0].frequencies, layout)
 
 
@@ -170,14 +181,10 @@ def _lower_linears(low: _Lowering, ops: Sequence[Op], at: int) -> int:
     """Lower the linears that start at `at`; returns how many ops that took."""
     first = ops[at]
     assert isinstance(first, op.Linear)
-    quantised = low.quantised(first.weight)
+    form = low.form(first.weight)
     run = [first]
     for other in ops[at + 1 : at + MOST_WEIGHTS]:
-        if (
-            not isinstance(other, op.Linear)
-            or other.x != first.x
-            or low.quantised(other.weight) != quantised
-        ):
+        if not isinstance(other, op.Linear) or other.x != first.x or low.form(other.weight) != form:
             break
         run.append(other)
     taken = len(run)
@@ -185,17 +192,17 @@ def _lower_linears(low: _Lowering, ops: Sequence[Op], at: int) -> int:
     if taken == 1:
         residual = _residual(ops, at)
         taken += residual is not None
-    act = low.quantise(first.x) if quantised else first.x
+    act = low.prepare(first.x, form)
     outs = (residual,) if residual is not None else tuple(linear.out for linear in run)
     low.emit(
         Step(
             Kind.LINEAR,
             reads=(act, *outs) if residual is not None else (act,),
             writes=outs,
-            at=(first.x if not quantised else act, act, *outs),
+            at=(act, act, *outs),
             weights=tuple(linear.weight for linear in run),
             vectors=tuple(linear.bias for linear in run),
-            n=(first.n_in, int(quantised), int(residual is not None)),
+            n=(first.n_in, form, int(residual is not None)),
         )
     )
     return taken
