@@ -86,6 +86,7 @@ constexpr int64_t bf16_row_bytes(int64_t k) { return (2 * k + 63) / 64 * 64; }
 // One strip of a linear for rows [r0, r1); what an instruction set implements.
 struct StripCall {
   const uint8_t* strip;
+  const uint8_t* ahead;  // the strip after this one, fetched while this one is computed; or null
   const void* act;
   int64_t k, r0, r1;
   float* out;  // column 0 of the strip, row 0

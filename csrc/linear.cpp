@@ -81,14 +81,17 @@ void linear_tile(const LinearCall& c, int64_t tile) {
   const int64_t first = tile / t.row_tiles * t.strips_per_tile;
   const int64_t last = std::min(first + t.strips_per_tile, weight_strips(*c.w));
   const int64_t r0 = tile % t.row_tiles * kTileRows;
+  const int64_t rows = std::min(kTileRows, c.rows - r0);
   const int64_t bytes = strip_bytes(c.w->layout, c.w->k);
   for (int64_t s = first; s < last; ++s) {
     const StripCall call = {
         .strip = c.w->data + s * bytes,
+        // With few rows strips are read one after the other so fast that the processor sees it.
+        .ahead = rows > kPanelRows && s + 1 < last ? c.w->data + (s + 1) * bytes : nullptr,
         .act = c.act,
         .k = c.w->k,
         .r0 = r0,
-        .r1 = std::min(r0 + kTileRows, c.rows),
+        .r1 = r0 + rows,
         .out = c.out + s * kStrip,
         .ldo = c.ldo,
         .bias = c.bias ? c.bias + s * kStrip : nullptr,

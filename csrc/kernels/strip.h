@@ -64,10 +64,15 @@ inline void quant_rows(const StripCall& c, int64_t r0) {
   for (int r = 0; r < R; ++r) acc[r] = V::fzero();
   const int64_t blocks = c.k / kBlock;
   const uint8_t* p = c.strip;
+  const uint8_t* ahead = r0 == c.r0 ? c.ahead : nullptr;
   for (int64_t b = 0; b < blocks; ++b, p += bytes, codes += kPanelBlock, rest += kPanelBlock) {
     const auto* scales = reinterpret_cast<const float*>(rest + kPanelScale) + lane;
     const auto* scaled_sums = reinterpret_cast<const float*>(rest + kPanelScaledSum) + lane;
     const auto* offsets = reinterpret_cast<const int32_t*>(rest + kPanelOffset) + lane;
+    if (ahead) {
+      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(ahead + i);
+      ahead += bytes;
+    }
     typename V::C groups[8];
     load_codes<V, u4>(p, groups);
     const uint8_t* q = p + code_bytes;
