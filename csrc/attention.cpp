@@ -111,7 +111,8 @@ void Attention::look_ahead(const AttentionLayer& layer, const Item& item, int64_
     call->ahead[g] = nullptr;
     if (kv.block_size < 16 || key < first_key(layer, item) / 16 * 16 || key >= end) continue;
     call->ahead[g] = layer.pool + table[key / kv.block_size] * kv.block_bytes() +
-                     kv.offset(layer.layer, item.kv_head) + 4 * (key % kv.block_size);
+                     kv.offset(layer.layer, item.kv_head) +
+                     (kv.type == KvType::bf16 ? 4 : kv.dim) * (key % kv.block_size);
   }
 }
 

@@ -181,7 +181,9 @@ inline void weigh(const SpanCall& c, const SpanKeys& s, int64_t j, int64_t base,
 inline void fetch_ahead(const SpanCall& c, int64_t e) {
   const uint8_t* k = c.ahead[e / 8];
   if (!k) return;
-  const int64_t stride = 4 * c.kv.block_size, lines = c.kv.dim / 16;
+  // A dimension pair's entries of a group are one line, or half a line of int8 codes.
+  const int64_t stride = c.kv.type == KvType::bf16 ? 4 * c.kv.block_size : 64;
+  const int64_t lines = c.kv.dim / (c.kv.type == KvType::bf16 ? 16 : 32);
   for (int64_t i = e % 8 * lines; i < (e % 8 + 1) * lines; ++i) __builtin_prefetch(k + i * stride);
 }
 

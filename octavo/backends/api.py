@@ -113,7 +113,10 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BackendLimits:
-    """What a backend is built for. tile: tokens per forward call; sample_rows: rows per chunk."""
+    """What a backend is built for. tile: tokens per forward call; sample_rows: rows per chunk.
+
+    kv_dtype: a name in `octavo.program.program.KV_DTYPES` that the backend knows; "auto": its own.
+    """
 
     max_rows: int
     max_len: int
@@ -121,6 +124,7 @@ class BackendLimits:
     tile: int = 512
     sample_rows: int = 32
     threads: int = 0
+    kv_dtype: str = "auto"
 
 
 class Backend(Protocol):

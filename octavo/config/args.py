@@ -43,6 +43,9 @@ class EngineArgs:
         None, "makes requests without a seed reproducible from start to start", group="model"
     )
     block_size: int = option(16, "tokens per KV block: 2, 4, 8 … 256", group="memory")
+    kv_cache_dtype: str = option(
+        "auto", "auto, bfloat16, or int8 with a scale per token and head", group="memory"
+    )
     kv_cache_memory_bytes: int | None = option(
         None, "bytes of the KV pool (default: from free memory and what rows need)", group="memory"
     )

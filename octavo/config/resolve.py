@@ -16,7 +16,8 @@ from octavo.program.program import KvLayout
 
 BACKENDS = ("native", "reference")
 ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
-KV_DTYPE_BYTES = {"native": 2, "reference": 4}
+# What each backend can cache keys and values as; the first is what "auto" takes.
+KV_DTYPES_OF = {"native": ("bfloat16", "int8"), "reference": ("float32",)}
 
 # The KV pool takes at most this share of the memory that is left beside everything else, and by
 # default no more than this many bytes: pages are touched only as blocks are first used, but a
@@ -53,6 +54,7 @@ class EngineConfig:
     generation_config: str
     seed: int | None
     block_size: int
+    kv_cache_dtype: str
     num_blocks: int
     kv_cache_memory_bytes: int
     max_num_seqs: int
@@ -97,8 +99,9 @@ def resolve(args: EngineArgs, machine: Machine, model: ModelFacts) -> EngineConf
     else:
         threads = decide("threads", args.threads, "user", "--threads")
     max_model_len = _max_model_len(args, model, decide)
+    kv_cache_dtype = _kv_cache_dtype(args, backend, decide)
     max_num_seqs = args.max_num_seqs
-    pool_bytes, num_blocks = _pool(args, machine, model, max_model_len, backend, decide)
+    pool_bytes, num_blocks = _pool(args, machine, model, max_model_len, kv_cache_dtype, decide)
     defaults = asdict(EngineArgs())
     for item in fields(EngineArgs):
         if item.name not in decided:
@@ -113,6 +116,7 @@ def resolve(args: EngineArgs, machine: Machine, model: ModelFacts) -> EngineConf
         generation_config=args.generation_config,
         seed=args.seed,
         block_size=args.block_size,
+        kv_cache_dtype=kv_cache_dtype,
         num_blocks=num_blocks,
         kv_cache_memory_bytes=pool_bytes,
         max_num_seqs=max_num_seqs,
@@ -141,16 +145,29 @@ def _max_model_len(args: EngineArgs, model: ModelFacts, decide: Any) -> int:
     return int(value)
 
 
+def _kv_cache_dtype(args: EngineArgs, backend: str, decide: Any) -> str:
+    known = KV_DTYPES_OF[backend]
+    if args.kv_cache_dtype == "auto":
+        return str(decide("kv_cache_dtype", known[0], "default", f"of the {backend} backend"))
+    if args.kv_cache_dtype not in known:
+        raise ConfigError(
+            "--kv-cache-dtype",
+            value=args.kv_cache_dtype,
+            limit=f"auto, {' or '.join(known)} on the {backend} backend",
+        )
+    return str(decide("kv_cache_dtype", args.kv_cache_dtype, "user", "--kv-cache-dtype"))
+
+
 def _pool(
     args: EngineArgs,
     machine: Machine,
     model: ModelFacts,
     max_model_len: int,
-    backend: str,
+    kv_cache_dtype: str,
     decide: Any,
 ) -> tuple[int, int]:
     layout = model.kv
-    block_bytes = layout.block_bytes(KV_DTYPE_BYTES[backend])
+    block_bytes = layout.block_bytes(kv_cache_dtype)
     one = blocks_for(layout, max_model_len, args.max_num_batched_tokens)
     if args.kv_cache_memory_bytes is not None:
         num_blocks = args.kv_cache_memory_bytes // block_bytes

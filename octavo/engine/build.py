@@ -16,7 +16,6 @@ from pathlib import Path
 
 from octavo.backends.api import Backend, BackendLimits
 from octavo.config import EngineArgs, EngineConfig, blocks_for, probe_machine, resolve
-from octavo.config.resolve import KV_DTYPE_BYTES
 from octavo.engine.channel import EngineEnd
 from octavo.engine.core import EngineCore
 from octavo.engine.messages import DecisionInfo, EngineInfo, LedgerEntry
@@ -98,12 +97,13 @@ def plan(args: EngineArgs, model: OpenModel) -> tuple[EngineConfig, Ledger, Back
         tile=min(TILE, config.max_num_batched_tokens),
         sample_rows=min(SAMPLE_ROWS, config.max_num_seqs),
         threads=config.threads,
+        kv_dtype=config.kv_cache_dtype,
     )
     kv = model.program.kv
     ledger = plan_memory(
         model.plan_bytes(config, tile=limits.tile, sample_rows=limits.sample_rows),
         available=machine.memory_available,
-        block_bytes=kv.block_bytes(KV_DTYPE_BYTES[config.backend]),
+        block_bytes=kv.block_bytes(config.kv_cache_dtype),
         least_blocks=blocks_for(kv, config.max_model_len, config.max_num_batched_tokens),
     )
     return config, ledger, limits

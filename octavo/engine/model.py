@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.config import EngineConfig, ModelFacts
-from octavo.config.resolve import KV_DTYPE_BYTES
 from octavo.models import ModelDef, check_tensors, read_model
 from octavo.program import Program, build_program, layout_arena
 from octavo.runner import Rows
@@ -53,7 +52,7 @@ class OpenModel:
         return {
             "weights": self._weight_bytes(config.backend),
             "arena": arena.total_bytes,
-            "kv_pool": config.num_blocks * kv.block_bytes(KV_DTYPE_BYTES[config.backend]),
+            "kv_pool": config.num_blocks * kv.block_bytes(config.kv_cache_dtype),
             "rows": Rows.plan_bytes(rows, config.max_model_len, len(kv.groups), kv.block_size),
             "hidden": rows * program.spec.hidden_size * 4,
         }

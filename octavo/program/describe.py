@@ -50,7 +50,7 @@ def describe(
         f"weights   {_size(sum(weight_bytes.values()))} in {len(weight_bytes)} tensors",
         f"arena     {_size(arena.total_bytes)} for {tile} tokens and {sample_rows} sampled rows",
         f"KV        {_size(kv_token)} per token; block of {program.kv.block_size}: "
-        f"{_size(program.kv.block_bytes(kv_bytes))}; groups: {groups}",
+        f"{_size(program.kv.block_bytes('bfloat16'))}; groups: {groups}",
     ]
     return "\n".join(lines)
 

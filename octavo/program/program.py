@@ -16,6 +16,10 @@ class KvGroup:
     layers: tuple[int, ...]
 
 
+# Bytes per cached value, and per scale that an entry of a head has.
+KV_DTYPES = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}
+
+
 @dataclass(frozen=True)
 class KvLayout:
     """How KV lies in memory: one array, block-major.
@@ -38,11 +42,11 @@ class KvLayout:
     def block_shape(self) -> tuple[int, int, int, int, int]:
         return (self.layers_per_group, 2, self.kv_heads, self.block_size, self.head_dim)
 
-    def block_bytes(self, dtype_bytes: int) -> int:
-        size = dtype_bytes
-        for dim in self.block_shape():
-            size *= dim
-        return size
+    def block_bytes(self, dtype: str) -> int:
+        """Bytes of a block whose values are of a type in KV_DTYPES."""
+        layers, sides, heads, entries, dim = self.block_shape()
+        value, scale = KV_DTYPES[dtype]
+        return layers * sides * heads * entries * (dim * value + scale)
 
 
 @dataclass(frozen=True)

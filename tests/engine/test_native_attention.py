@@ -91,7 +91,7 @@ class Driver:
         return dict(zip(rows, self.backend.logits(int32(rows)), strict=True))
 
 
-def limits_for(program: Program, threads: int = 2) -> BackendLimits:
+def limits_for(program: Program, threads: int = 2, kv_dtype: str = "auto") -> BackendLimits:
     blocks = -(-LENGTH // program.kv.block_size)
     return BackendLimits(
         max_rows=ROWS,
@@ -100,6 +100,7 @@ def limits_for(program: Program, threads: int = 2) -> BackendLimits:
         tile=512,
         sample_rows=4,
         threads=threads,
+        kv_dtype=kv_dtype,
     )
 
 
@@ -113,36 +114,43 @@ SHAPES = [
 ]
 
 
+# Keys and values are held with 8 bits of mantissa, or as one of 255 steps of their largest.
+KV_ERROR = {"bfloat16": 0.03, "int8": 0.06}
+
+
 @pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("kv_dtype", KV_ERROR)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_attention_equals_the_reference(
-    shape: tuple[int, int, int, int | None, int, bool], isa: str
+    shape: tuple[int, int, int, int | None, int, bool], kv_dtype: str, isa: str
 ) -> None:
     program, arrays = attention_program(*shape)
     tensors = Tensors(arrays, {})
     plain = Driver(reference.load(program, tensors, limits_for(program)), program)
-    backend = native.load(program, tensors, limits_for(program), isa=isa)
+    backend = native.load(program, tensors, limits_for(program, kv_dtype=kv_dtype), isa=isa)
     fast = Driver(backend, program)
     try:
         for counts in ({0: 1}, {0: 30, 1: 17}, {1: 100, 2: 64, 0: 1}, {0: 1, 1: 1, 2: 1}, {2: 150}):
             expected, got = plain.step(counts), fast.step(counts)
             for row, want in expected.items():
-                # Keys and values are held as bfloat16: 8 bits of mantissa.
-                np.testing.assert_allclose(got[row], want, atol=0.03 * np.abs(want).max())
+                most = KV_ERROR[kv_dtype] * np.abs(want).max()
+                np.testing.assert_allclose(got[row], want, atol=most)
     finally:
         backend.close()
 
 
 @pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("kv_dtype", KV_ERROR)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_row_is_bit_equal_however_it_is_cut_and_whoever_is_beside_it(
-    shape: tuple[int, int, int, int | None, int, bool], isa: str
+    shape: tuple[int, int, int, int | None, int, bool], kv_dtype: str, isa: str
 ) -> None:
     program, arrays = attention_program(*shape)
     length = 280
 
     def run(plan: list[dict[int, int]], threads: int, seed: int) -> list[Float32]:
-        backend = native.load(program, Tensors(arrays, {}), limits_for(program, threads), isa=isa)
+        limits = limits_for(program, threads, kv_dtype)
+        backend = native.load(program, Tensors(arrays, {}), limits, isa=isa)
         driver = Driver(backend, program, seed)
         try:
             found = []
@@ -163,14 +171,16 @@ def test_a_row_is_bit_equal_however_it_is_cut_and_whoever_is_beside_it(
             assert np.array_equal(a, b)
 
 
-def test_foreign_memory_cannot_reach_a_result() -> None:
+@pytest.mark.parametrize("kv_dtype", KV_ERROR)
+def test_foreign_memory_cannot_reach_a_result(kv_dtype: str) -> None:
     """A pool full of NaN: what a row has not written must not weigh in, not even as 0 · NaN."""
     program, arrays = attention_program(4, 2, 16, 20, 16, False)
     poisoned = {**arrays, "embed": arrays["embed"].copy()}
     poisoned["embed"][200:] = np.nan
     outputs = []
     for table in (arrays, poisoned):
-        backend = native.load(program, Tensors(table, {}), limits_for(program))
+        limits = limits_for(program, kv_dtype=kv_dtype)
+        backend = native.load(program, Tensors(table, {}), limits)
         driver = Driver(backend, program)
         driver.lengths[1] = 0
         driver.step({1: 199})

@@ -166,7 +166,7 @@ def test_memory_is_told_and_given_back(tmp_path: Path) -> None:
     model = open_model(llama(tmp_path / "m.gguf"), block_size=BLOCK)
     driver = Driver(model)
     told = driver.backend.memory()
-    assert told["kv_pool"] == driver.tables.size * model.program.kv.block_bytes(4)
+    assert told["kv_pool"] == driver.tables.size * model.program.kv.block_bytes("float32")
     assert told["weights"] == model.checkpoint.nbytes
     driver.backend.close()
     driver.backend.close()

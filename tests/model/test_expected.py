@@ -7,6 +7,7 @@ noticeably: its error is stated as a root mean square and a maximum, both in sta
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,3 +79,18 @@ def test_native_is_within_its_quantised_arithmetic(name: str) -> None:
     assert most < NATIVE_MOST[name]
     assert agreed
     assert all(agreed)
+
+
+def test_int8_keys_and_values_add_little_to_that() -> None:
+    name = "smollm2-135m"
+    model = real_model(name)
+    limits = replace(OneRow.limits(model, 1024), kv_dtype="int8")
+    backend = native.load(model.program, model.weights, limits)
+    try:
+        errors, _, most = follow(backend, name, 32)
+    finally:
+        backend.close()
+    rms = float(np.sqrt(np.mean(np.square(errors))))
+    print(f"{name}, int8 KV: rms {rms:.3f}, most {most:.3f}")
+    assert rms < NATIVE_RMS[name]
+    assert most < NATIVE_MOST[name]

@@ -60,7 +60,7 @@ def test_what_the_user_says_is_the_users_decision() -> None:
 
 
 def test_the_pool_is_what_rows_need_or_what_memory_allows() -> None:
-    block = LAYOUT.block_bytes(2)
+    block = LAYOUT.block_bytes("bfloat16")
     small = resolve(EngineArgs(max_num_seqs=2, max_model_len=64), MACHINE, MODEL)
     assert small.num_blocks == 2 * 4
     assert small.kv_cache_memory_bytes == 8 * block
@@ -68,6 +68,16 @@ def test_the_pool_is_what_rows_need_or_what_memory_allows() -> None:
     config = resolve(EngineArgs(max_num_seqs=64), tight, MODEL)
     assert config.num_blocks == 2000
     assert "free memory" in config.decisions["num_blocks"].why or config.num_blocks == 2000
+
+
+def test_int8_keys_and_values_take_half_the_pool_and_their_scales() -> None:
+    config = resolve(
+        EngineArgs(kv_cache_dtype="int8", max_num_seqs=2, max_model_len=64), MACHINE, MODEL
+    )
+    values = 2 * LAYOUT.layers_per_group * LAYOUT.kv_heads * LAYOUT.block_size
+    assert config.kv_cache_memory_bytes == config.num_blocks * values * (LAYOUT.head_dim + 4)
+    assert resolve(EngineArgs(), MACHINE, MODEL).kv_cache_dtype == "bfloat16"
+    assert resolve(EngineArgs(backend="reference"), MACHINE, MODEL).kv_cache_dtype == "float32"
 
 
 @pytest.mark.parametrize(
@@ -85,6 +95,9 @@ def test_the_pool_is_what_rows_need_or_what_memory_allows() -> None:
         ({"backend": "nativ"}, "native"),
         ({"isa": "avx9"}, "--isa"),
         ({"generation_config": "none"}, "--generation-config"),
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
+        ({"kv_cache_dtype": "int8", "backend": "reference"}, "--kv-cache-dtype"),
+        ({"block_size": 1}, "--block-size"),
         ({"kv_cache_memory_bytes": 10}, "--kv-cache-memory-bytes"),
         ({"kv_cache_memory_bytes": 7 * GIB}, "--kv-cache-memory-bytes"),
     ],
@@ -95,7 +108,7 @@ def test_out_of_bounds_is_refused_by_name(change: dict[str, object], named: str)
 
 
 def test_a_pool_too_small_for_one_request_is_refused_with_numbers() -> None:
-    tight = replace(MACHINE, memory_available=100 * LAYOUT.block_bytes(2))
+    tight = replace(MACHINE, memory_available=100 * LAYOUT.block_bytes("bfloat16"))
     with pytest.raises(ConfigError, match=r"512 KV blocks .* pool would have 50"):
         resolve(EngineArgs(), tight, MODEL)
 

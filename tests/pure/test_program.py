@@ -62,7 +62,10 @@ def test_groups_have_one_size() -> None:
     assert sorted(i for group in layout.groups for i in group.layers) == list(range(18))
     for group in layout.groups:
         assert {windows[i] for i in group.layers} == {group.window}
-    assert layout.block_bytes(2) == 3 * 2 * 2 * 16 * 16 * 2
+    values = 3 * 2 * 2 * 16 * 16
+    assert layout.block_bytes("bfloat16") == values * 2
+    assert layout.block_bytes("float32") == values * 4
+    assert layout.block_bytes("int8") == values + values // 16 * 4  # a scale per entry and head
     assert len(kv_layout(spec_of([None] * 5), 16).groups) == 1
     assert len(kv_layout(spec_of([None, 8, None]), 16).groups) == 3
 

@@ -36,7 +36,7 @@ from octavo.program.ops import Embed, Linear
 from octavo.program.program import Program
 from octavo.weights.quant import dequantize
 
-_KV_BYTES = 2  # bf16
+_KV_TYPES = {"bfloat16": 0, "int8": 1}  # csrc/kv.h: KvType
 
 
 def load(
@@ -79,6 +79,7 @@ class NativeBackend:
         self._library = library
         self._program = program
         self._limits = limits
+        self._kv_dtype = "bfloat16" if limits.kv_dtype == "auto" else limits.kv_dtype
         self._matrices = _matrices(program)
         self._lowered = self._lower(weights)
         weight_bytes = self._plan_weights(weights)
@@ -141,6 +142,7 @@ class NativeBackend:
             hidden=program.spec.hidden_size,
             vocab=program.spec.vocab_size,
             heads=program.spec.num_heads,
+            kv_type=_KV_TYPES[self._kv_dtype],
             arena_bytes=self._lowered.layout.total_bytes,
             weight_bytes=weight_bytes,
         )
@@ -292,7 +294,7 @@ class NativeBackend:
         return {
             "weights": dims.weight_bytes,
             "arena": dims.arena_bytes,
-            "kv_pool": dims.num_blocks * kv.block_bytes(_KV_BYTES),
+            "kv_pool": dims.num_blocks * kv.block_bytes(self._kv_dtype),
             "hidden": dims.max_rows * dims.hidden * 4,
             "scratch": self._scratch_bytes,
         }
