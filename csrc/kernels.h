@@ -53,6 +53,10 @@ struct Kernels {
   void (*exp_all)(const float* x, int64_t n, float top, float* out);
   // Multiplies int8 codes in registers `loops` times; returns how many products that were.
   int64_t (*burn)(int64_t loops);
+  // For a set with a matrix unit, else null. leave: what a thread calls when it ends its part of a
+  // step. tile_rows: a strip with as many rows, or more, goes to the unit.
+  void (*leave)() = nullptr;
+  int64_t& (*tile_rows)() = nullptr;
 };
 
 extern const Kernels kPortableKernels;
@@ -60,10 +64,14 @@ extern const Kernels kPortableKernels;
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
 extern const Kernels kAvx512Bf16Kernels;
+extern const Kernels kAmxKernels;
+extern const Kernels kAmxEmulatedKernels;  // in test programs only
 #endif
 
 // The selected set's table.
 const Kernels& kernels();
+// Replaces it; for tests.
+void use_kernels(const Kernels& table);
 
 // Floats of scratch for a span: queries as pairs, scores, and keys, values and scales gathered.
 constexpr int64_t span_scratch(int64_t dim, int64_t queries) {

@@ -80,7 +80,7 @@ inline const int8_t* panel_codes(const void* act, int64_t row, int64_t k) {
          row % kPanelRows * kBlock;
 }
 
-// bf16 activations: rows of k values, each row padded to whole cache lines.
+// bf16 activations: rows of k values, each padded with zeros to whole cache lines, in whole panels.
 constexpr int64_t bf16_row_bytes(int64_t k) { return (2 * k + 63) / 64 * 64; }
 
 // One strip of a linear for rows [r0, r1); what an instruction set implements.

@@ -1,8 +1,13 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <vector>
 
 #include "kernels.h"
+#include "region.h"
 
 namespace octavo {
 namespace {
@@ -31,6 +36,48 @@ Tiling tiling(const LinearCall& c) {
   return {per_tile, (strips + per_tile - 1) / per_tile, (c.rows + kTileRows - 1) / kTileRows};
 }
 
+#if defined(__x86_64__)
+// The fewest rows at which the matrix unit beats the vector unit on this CPU: a millisecond of
+// strips as they are in small models. Both must give the same bits; a unit that does not (a faulty
+// emulator, say) is left alone.
+int64_t measure_tile_rows() {
+  Weight w;
+  plan_weight(Format::q8_0, 8 * kStrip, 576, &w);
+  constexpr int64_t most = 32;
+  const Region data(w.bytes), act(act_bytes(Act::q8, most, w.k)), out(2 * most * w.n * 4);
+  w.data = data.data();
+  std::vector<uint8_t> source(static_cast<size_t>(w.n * w.k / kBlock * 34));
+  std::vector<float> x(static_cast<size_t>(most * w.k));
+  for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<uint8_t>(i * 41 % 59);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 37 % 101) - 50.0f;
+  pack_weight(w, source.data(), 0, weight_strips(w));
+  prepare_act(Act::q8, x.data(), w.k, w.k, 0, most, act.data());
+  auto* results = reinterpret_cast<float*>(out.data());
+  const auto best = [&](int64_t rows, int64_t from, float* to) {
+    kAmxKernels.tile_rows() = from;
+    const LinearCall call = {&w, act.data(), rows, to, w.n, nullptr, false};
+    double least = 1.0;
+    for (int pass = 0; pass < 5; ++pass) {
+      using Clock = std::chrono::steady_clock;
+      const auto begun = Clock::now();
+      for (int64_t t = 0; t < linear_tiles(call); ++t) linear_tile(call, t);
+      least = std::min(least, std::chrono::duration<double>(Clock::now() - begun).count());
+    }
+    return least;
+  };
+  float* others = results + most * w.n;
+  int64_t rows = 1;
+  while (rows < most && best(rows, 1, results) >= best(rows, most + 1, others)) {
+    rows += rows < 8 ? 1 : 8;
+  }
+  best(most, 1, results);
+  best(most, most + 1, others);
+  kAmxKernels.leave();
+  const bool same = std::memcmp(results, others, static_cast<size_t>(most * w.n) * 4) == 0;
+  return same ? rows : std::numeric_limits<int64_t>::max();
+}
+#endif
+
 }  // namespace
 
 void select_isa(Isa isa) {
@@ -40,10 +87,17 @@ void select_isa(Isa isa) {
   if (isa == Isa::avx2) table = &kAvx2Kernels;
   if (isa == Isa::avx512) table = &kAvx512Kernels;
   if (isa == Isa::avx512_bf16) table = &kAvx512Bf16Kernels;
+  if (isa == Isa::amx) {
+    table = &kAmxKernels;
+    static const int64_t rows = measure_tile_rows();
+    table->tile_rows() = rows;
+  }
 #endif
 }
 
 const Kernels& kernels() { return *table; }
+
+void use_kernels(const Kernels& other) { table = &other; }
 
 Isa selected_isa() { return chosen; }
 
@@ -55,7 +109,7 @@ Act weight_act(const Weight& w) {
 int64_t act_bytes(Act act, int64_t rows, int64_t k) {
   switch (act) {
     case Act::q8: return (rows + kPanelRows - 1) / kPanelRows * panel_bytes(k);
-    case Act::bf16: return rows * bf16_row_bytes(k);
+    case Act::bf16: return (rows + kPanelRows - 1) / kPanelRows * kPanelRows * bf16_row_bytes(k);
     default: return 0;
   }
 }

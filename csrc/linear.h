@@ -22,8 +22,8 @@ enum class Format : int32_t {
   q4_k = 8, q5_k = 9, q6_k = 10,
 };
 
-enum class Isa : int32_t { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3 };
-constexpr const char* kIsaNames[] = {"portable", "avx2", "avx512", "avx512_bf16"};
+enum class Isa : int32_t { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3, amx = 4 };
+constexpr const char* kIsaNames[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx"};
 
 // Best set this CPU and operating system can run (CPUID + XGETBV). avx512 means F+BW+DQ+VL+VNNI;
 // a CPU that has a set has those before it.

@@ -116,6 +116,7 @@ void Model::replay(int which, const Batch& batch) {
       [](void* c, int thread) {
         auto& r = *static_cast<Replay*>(c);
         r.model->work(*r.tape, thread);
+        if (kernels().leave) kernels().leave();
       },
       &context);
 }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "half.h"
+#include "kernels.h"
 #include "kv.h"
 #include "linear.h"
 
@@ -383,14 +384,25 @@ int main() {
   using namespace octavo;
   refusals();
   const int best = static_cast<int>(detect_isa());
+  const auto every_format = [](Isa isa, const char* name) {
+    for (int f = 0; f < kFormats; ++f) {
+      std::mt19937 random(static_cast<uint32_t>(1 + f));
+      every_shape(isa, static_cast<Format>(f), random);
+    }
+    std::printf("%-14s %d checks, %d failures\n", name, checks, failures);
+  };
   for (int isa = 0; isa <= best; ++isa) {
     select_isa(static_cast<Isa>(isa));
     check(selected_isa() == static_cast<Isa>(isa), {Isa::portable, Format::f32, 0, 0}, "isa not taken");
-    for (int f = 0; f < kFormats; ++f) {
-      std::mt19937 random(static_cast<uint32_t>(1 + f));
-      every_shape(static_cast<Isa>(isa), static_cast<Format>(f), random);
-    }
-    std::printf("%-11s %d checks, %d failures\n", kIsaNames[isa], checks, failures);
+    every_format(static_cast<Isa>(isa), kIsaNames[isa]);
   }
+#if defined(__x86_64__)
+  if (best >= static_cast<int>(Isa::avx512_bf16)) {
+    // A row must not depend on which unit computed it: from 5 rows on it is the (emulated) matrix one.
+    use_kernels(kAmxEmulatedKernels);
+    kernels().tile_rows() = 5;
+    every_format(Isa::amx, "amx, emulated");
+  }
+#endif
   return failures != 0;
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 from octavo.base.errors import ConfigError, EngineStartError
 
 ABI_VERSION = 3
-ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
+ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 FORMATS = {
     name: number
     for number, name in enumerate(
