@@ -1,8 +1,6 @@
 #include "attention.h"
 
 #include <algorithm>
-#include <cstring>
-#include <limits>
 #include <stdexcept>
 
 namespace octavo {
@@ -150,41 +148,36 @@ void Attention::compute(const AttentionLayer& layer, const Item& item, const Ite
       .out = fresh,
       .scratch = mine + 2 * partial_floats(),
   };
-  const auto clear = [&] {
-    std::memset(total.out, 0, sizeof(float) * static_cast<size_t>(work.queries * kv.dim));
-    std::fill(total.top, total.top + work.queries, -std::numeric_limits<float>::infinity());
-    std::fill(total.sum, total.sum + work.queries, 0.0f);
-  };
   const auto slot = [&](int64_t span) {
     return partial(reinterpret_cast<float*>(partials_.data()) + (item.slot + span) * partial_floats());
   };
   const Kernels& kernel = kernels();
-  if (item.join < 0) clear();
   const int64_t begin = item.part * work.spans / item.parts;
   const int64_t end = (item.part + 1) * work.spans / item.parts;
   for (int64_t span = begin; span < end; ++span) {
     const int64_t base = (work.first_span + span) * kSpan;
     call.first = std::max(work.first, base);
     call.last = std::min(work.end, base + kSpan);
-    if (item.join >= 0) call.out = slot(span);
+    call.out = item.join >= 0 ? slot(span) : span == begin ? total : fresh;
     if (span + 1 < end) {
       look_ahead(layer, item, base + kSpan, &call);
     } else if (next) {
       look_ahead(layer, *next, first_key(layer, *next) / kSpan * kSpan, &call);
     }
     kernel.attend_span(call);
-    if (item.join < 0) kernel.join_spans(total, fresh, work.queries, kv.dim);
+    if (item.join < 0 && span > begin) kernel.join_spans(total, fresh, work.queries, kv.dim);
   }
+  Partial whole = total;
   if (item.join >= 0) {
     auto& left = left_[static_cast<size_t>(item.join)];
     if (left.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
     left.store(item.parts, std::memory_order_relaxed);  // for the next layer
-    clear();
-    for (int64_t span = 0; span < work.spans; ++span) {
-      kernel.join_spans(total, slot(span), work.queries, kv.dim);
+    whole = slot(0);
+    for (int64_t span = 1; span < work.spans; ++span) {
+      kernel.join_spans(whole, slot(span), work.queries, kv.dim);
     }
   }
-  finish(work, total);
+  finish(work, whole);
 }
 
 void Attention::finish(const Work& work, const Partial& total) {

@@ -11,7 +11,8 @@ namespace octavo {
 
 constexpr int64_t kSpan = 128;  // keys per attention span, at positions that are multiples
 
-// What queries found in some keys: out = Σ e^(score − top) · value, sum = Σ e^(score − top).
+// What queries found in some keys: out = Σ e^(score − max) · value, sum = Σ e^(score − max), and
+// top = max · log2(e).
 struct Partial {
   float *out, *top, *sum;  // [queries][dim], [queries], [queries]
 };

@@ -20,6 +20,7 @@ namespace octavo {
 namespace {
 
 constexpr float kNoScore = -std::numeric_limits<float>::infinity();
+constexpr float kLog2E = 1.44269504f;  // scores are kept for 2^x, not e^x
 constexpr int64_t kLanes = 16;
 constexpr int64_t kGroups = kSpan / kLanes;
 
@@ -126,7 +127,7 @@ inline void score(const SpanCall& c, const SpanKeys& s, const typename V::Pair* 
   }
   unrolled<N>([&](auto n) {
     unrolled<G>([&](auto i) {
-      F x = V::mul(acc[n][i], c.scale);
+      F x = V::mul(acc[n][i], c.scale * kLog2E);
       if (s.k_scales) x = V::mulv(x, V::load(s.k_scales + (g + i) * kLanes));
       V::store(scores + (j0 + n) * kSpan + (g + i) * kLanes, x);
     });
@@ -163,7 +164,7 @@ inline void weigh(const SpanCall& c, const SpanKeys& s, int64_t j, int64_t base,
     const auto minus_top = V::set1(-top);
     auto sum = V::fzero();
     for (int64_t i = begin; i < end; i += kLanes) {
-      auto p = exp_lanes<V>(V::add(V::load(row + i), minus_top));
+      auto p = exp2_lanes<V>(V::add(V::load(row + i), minus_top));
       sum = V::add(sum, p);
       if (s.v_scales) {
         // A scale beyond the last key may be anything; its weight is 0 and must stay 0.
@@ -273,8 +274,8 @@ void join_spans(const Partial& into, const Partial& from, int64_t queries, int64
     const auto a = V::load_n(into.top + j0, some), b = V::load_n(from.top + j0, some);
     const auto top = V::max(a, b);
     // Where neither saw a key, −∞ − −∞ is not a number: such a span leaves things as they are.
-    V::store(mine, exp_lanes<V>(V::less(a, top, V::sub(a, top), V::fzero())));
-    V::store(other, exp_lanes<V>(V::less(b, top, V::sub(b, top), V::fzero())));
+    V::store(mine, exp2_lanes<V>(V::less(a, top, V::sub(a, top), V::fzero())));
+    V::store(other, exp2_lanes<V>(V::less(b, top, V::sub(b, top), V::fzero())));
     V::store_n(into.top + j0, top, some);
     for (int64_t j = j0; j < j0 + some; ++j) {
       const float x = mine[j - j0], y = other[j - j0];

@@ -189,6 +189,14 @@ struct Avx2 {
             _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
   }
   static Wide load_pairs(const uint16_t* p) { return {halves(p, false), halves(p, true)}; }
+  static constexpr float least_pow2 = -127.0f;
+  static F round(F x) {
+    constexpr int nearest_even = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(x.a, nearest_even), _mm256_round_ps(x.b, nearest_even)};
+  }
+  // p · 2^n for whole n in [−127, 127]; n = −127 gives 0.
+  static F times_pow2(F p, F n) { return mulv(p, pow2(nearest(n))); }
+  static F quotient(F x, F y) { return div(x, y); }
   static F less(F x, F y, F a, F b) {
     return {_mm256_blendv_ps(b.a, a.a, _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)),
             _mm256_blendv_ps(b.b, a.b, _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ))};

@@ -185,6 +185,14 @@ struct Portable {
     }
     return w;
   }
+  static constexpr float least_pow2 = -127.0f;
+  static F round(F a) {
+    for (float& v : a.v) v = std::nearbyintf(v);
+    return a;
+  }
+  // p · 2^n for whole n in [−127, 127]; n = −127 gives 0.
+  static F times_pow2(const F& p, const F& n) { return mulv(p, pow2(nearest(n))); }
+  static F quotient(const F& a, const F& b) { return div(a, b); }
   static F less(const F& x, const F& y, const F& a, F b) {
     for (int i = 0; i < 16; ++i) b.v[i] = x.v[i] < y.v[i] ? a.v[i] : b.v[i];
     return b;

@@ -31,6 +31,22 @@ inline typename V::F exp_lanes(typename V::F x) {
   return V::less(x, low, V::fzero(), V::mulv(p, V::pow2(n)));
 }
 
+// 2^x for x ≤ 0: n = round(x), p the minimax polynomial of 2^f on |f| ≤ 1/2 with p(0) = 1, relative
+// error below 3e-6, a thousandth of what a weight loses as bf16. Exactly 0 for −∞; a NaN stays.
+template <class V>
+inline typename V::F exp2_lanes(typename V::F x) {
+  using F = typename V::F;
+  x = V::max(V::set1(V::least_pow2), x);  // max gives its second operand where that is a NaN
+  const F whole = V::round(x);
+  const F f = V::sub(x, whole);
+  F p = V::set1(9.582853221e-3f);
+  p = V::fma(p, f, V::set1(5.590642621e-2f));
+  p = V::fma(p, f, V::set1(2.402409862e-1f));
+  p = V::fma(p, f, V::set1(6.931241932e-1f));
+  p = V::fma(p, f, V::set1(1.0f));
+  return V::times_pow2(p, whole);
+}
+
 template <class V>
 void exp_all(const float* x, int64_t n, float top, float* out) {
   const auto minus_top = V::set1(-top);
@@ -68,7 +84,7 @@ inline typename V::F activate(typename V::F x, int32_t act) {
     z = V::mul(V::fma(cubic, V::set1(0.044715f), x), 1.5957691216f);
   }
   const F e = exp_lanes<V>(V::sub(V::fzero(), z));
-  return V::div(x, V::add(V::set1(1.0f), e));
+  return V::quotient(x, V::add(V::set1(1.0f), e));
 }
 
 template <class V>

@@ -22,9 +22,10 @@ FOLDER = Path(__file__).parent.parent / "expected"
 MODELS = ("smollm2-135m", "gemma3-270m")
 STEPS = {"smollm2-135m": 32, "gemma3-270m": 16}  # the reference's float32 Gemma is slow
 REFERENCE_MOST = 1e-3
-# Measured 2026-12-01 with AVX-512 (rms, most): smollm2 0.083, 0.72; gemma3 0.072, 0.41.
+# Measured 2026-12-01 with AVX-512 BF16 (rms, most): smollm2 0.074, 0.45; gemma3 0.063, 0.50. The
+# most moves by half with any change of rounding (smollm2 0.45 to 0.89, gemma3 0.41 to 0.50).
 NATIVE_RMS = {"smollm2-135m": 0.25, "gemma3-270m": 0.10}
-NATIVE_MOST = {"smollm2-135m": 1.2, "gemma3-270m": 0.5}
+NATIVE_MOST = {"smollm2-135m": 1.2, "gemma3-270m": 0.7}
 
 
 def follow(backend: Backend, name: str, steps: int) -> tuple[list[np.ndarray], list[bool], float]:
