@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from octavo.bench.loop import bench_loop
 from octavo.bench.ops import bench_ops
 from octavo.bench.run import BenchOptions, bench
 from octavo.cli.bars import bars
@@ -10,6 +11,8 @@ from octavo.config import EngineArgs
 
 
 def run(options: Arguments) -> int:
+    if options.kind == "loop":
+        return bench_loop(options.num_iters)
     if options.kind == "ops":
         return bench_ops(options_of(EngineArgs, options), options.num_iters, bars())
     return bench(

@@ -122,7 +122,8 @@ def _chat(parser: argparse.ArgumentParser) -> None:
 
 
 def _bench(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", choices=("latency", "throughput", "ops"), help="what to measure")
+    kinds = ("latency", "throughput", "ops", "loop")
+    parser.add_argument("kind", choices=kinds, help="what to measure")
     _model(parser)
     parser.add_argument("--input-len", type=_positive, default=128, help="prompt tokens (128)")
     parser.add_argument("--output-len", type=_positive, default=128, help="reply tokens (128)")

@@ -245,7 +245,7 @@ class EngineCore:
             live = self._live.get(update.request_id)
             if live is None:
                 continue
-            delta = Delta(update.request_id, update.token_ids, finish=int(update.finish))
+            delta = Delta(update.request_id, update.token_ids)
             if live.first_scheduled_s is None:
                 live.first_scheduled_s = started_s
                 counters.queue_s.observe(max(0.0, started_s - live.arrival_s))
@@ -261,6 +261,7 @@ class EngineCore:
             if update.logprobs is not None:
                 delta.logprobs = [_wire(item) for item in update.logprobs]
             if update.finish:
+                delta.finish = int(update.finish)
                 delta.stop_reason = update.stop_reason
                 delta.fault = update.fault
                 reason = FINISH_REASONS[Finish(update.finish)] or "error"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
 import numpy as np
 
 from octavo.base.sampling_params import SamplingParams
@@ -60,8 +61,7 @@ class Request:
         return np.concatenate([self.prompt, np.asarray(self.output, np.int32)]).astype(np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(msgspec.Struct, gc=False):
     """What a step did for one request. token_ids: those that are new."""
 
     request_id: str

@@ -159,7 +159,11 @@ class Scheduler:
         for request in tuple(self._running):
             if request.state is not State.RUNNING:
                 break  # it was preempted, and so was everyone after it
-            self._schedule(draft, request, min(self._want(request), draft.budget))
+            planned = request.planned_len
+            if planned < request.max_len:  # else its last token is known to be on its way
+                count = min(planned - request.num_computed, draft.budget)
+                if count > 0:
+                    self._schedule(draft, request, count, planned)
         self._admit(draft)
         return self._finish_plan(draft) if draft.entries else None
 
@@ -174,22 +178,19 @@ class Scheduler:
                 continue
             if sampled:
                 request.in_flight -= 1
-            token, ended = tokens[index], Finish(finish[index])
+            token, ended = tokens[index], finish[index]
             if token >= 0:
                 request.output.append(token)
-            if ended or token >= 0:
-                logprobs = result.logprobs.get(index)
-                updates.append(
-                    Update(
-                        request_id=request.request_id,
-                        token_ids=[token] if token >= 0 else [],
-                        finish=ended,
-                        stop_reason=result.stop_reasons.get(index),
-                        logprobs=None if logprobs is None else [logprobs],
-                        fault=result.faults.get(index),
-                    )
-                )
+                updates.append(Update(request.request_id, [token]))
+            elif ended:
+                updates.append(Update(request.request_id, []))
+            if index in result.logprobs:
+                updates[-1].logprobs = [result.logprobs[index]]
             if ended:
+                update = updates[-1]
+                update.finish = Finish(ended)
+                update.stop_reason = result.stop_reasons.get(index)
+                update.fault = result.faults.get(index)
                 self._end(request)
             elif request.term == term and request.table is not None:
                 assert count == 0 or computed[index] <= request.num_computed
@@ -232,16 +233,8 @@ class Scheduler:
             assert self._unseen() == 0, "blocks behind a window are returned"
         self.kv.check(r.table for r in self._running if r.table is not None)
 
-    def _want(self, request: Request) -> int:
-        """Tokens that could be computed: none once the last token is known to be on its way."""
-        if request.planned_len >= request.max_len:
-            return 0
-        return request.planned_len - request.num_computed
-
-    def _schedule(self, draft: _Draft, request: Request, count: int) -> None:
+    def _schedule(self, draft: _Draft, request: Request, count: int, planned: int) -> None:
         """Put `count` tokens into the plan, taking blocks from later arrivals if short."""
-        if count <= 0:
-            return
         table = request.table
         assert table is not None
         upto = request.num_computed + count
@@ -250,8 +243,7 @@ class Scheduler:
                 draft.short = True
                 return
         draft.budget -= count
-        sample = upto == request.planned_len
-        draft.entries.append(_Entry(request, count, sample, appended, None))
+        draft.entries.append(_Entry(request, count, upto == planned, appended, None))
 
     def _make_room(self, request: Request, needed: int) -> bool:
         """Preempt the latest arrival; False if `request` itself stands back in this step."""
