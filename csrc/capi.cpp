@@ -92,6 +92,18 @@ OCTAVO_API int32_t octavo_add_vector(Model* model, const float* values, int64_t 
   return index;
 }
 
+// The packed weights: where they lie, how many bytes, and their checksum.
+OCTAVO_API const uint8_t* octavo_weights_data(const Model* model) { return model->weights_data(); }
+
+OCTAVO_API int64_t octavo_weights_bytes(const Model* model) { return model->weights_bytes(); }
+
+OCTAVO_API uint64_t octavo_weights_checksum(Model* model) { return model->weights_checksum(); }
+
+// Fills the weights' memory from an open file; the checksum of what was read goes to `sum`.
+OCTAVO_API int32_t octavo_read_weights(Model* model, int32_t fd, int64_t offset, uint64_t* sum) {
+  return guarded([&] { *sum = model->read_weights(fd, offset); });
+}
+
 OCTAVO_API int32_t octavo_set_tape(Model* model, int32_t which, const octavo::Record* records,
                                    int32_t count) {
   return guarded([&] { model->set_tape(which, records, count); });

@@ -60,6 +60,9 @@ int Model::add_weight(Format format, int64_t n, int64_t k, const uint8_t* source
   if (plan_weight(format, n, k, &w) != 0) return -1;
   w.data = take(w.bytes);
   if (!w.data) return -1;
+  weights_.push_back(w);
+  const int index = static_cast<int>(weights_.size()) - 1;
+  if (!source) return index;
   struct Pack {
     Weight* w;
     const uint8_t* source;
@@ -75,14 +78,13 @@ int Model::add_weight(Format format, int64_t n, int64_t k, const uint8_t* source
         }
       },
       &pack);
-  weights_.push_back(w);
-  return static_cast<int>(weights_.size()) - 1;
+  return index;
 }
 
 int Model::add_vector(const float* values, int64_t n) {
   uint8_t* p = take(n * 4);
   if (!p) return -1;
-  std::memcpy(p, values, static_cast<size_t>(n) * 4);
+  if (values) std::memcpy(p, values, static_cast<size_t>(n) * 4);
   vectors_.push_back(reinterpret_cast<const float*>(p));
   return static_cast<int>(vectors_.size()) - 1;
 }

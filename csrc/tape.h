@@ -15,6 +15,7 @@
 #include "attention.h"
 #include "kv.h"
 #include "linear.h"
+#include "packed.h"
 #include "region.h"
 #include "sample.h"
 #include "team.h"
@@ -72,6 +73,16 @@ struct Batch {
 class Model {
  public:
   explicit Model(const Dims& dims);
+
+  // All weights and vectors lie one after the other in the order they are added; together they are
+  // `weights_bytes` at `weights_data`, the same for the same model on any machine. A null source
+  // takes the place without filling it: for weights that read_weights has brought.
+  const uint8_t* weights_data() const { return weights_region_.data(); }
+  int64_t weights_bytes() const { return dims_.weight_bytes; }
+  uint64_t weights_checksum() { return checksum(team_, weights_data(), weights_bytes()); }
+  uint64_t read_weights(int fd, int64_t offset) {
+    return read_packed(team_, fd, offset, weights_region_.data(), weights_bytes());
+  }
 
   // Both return the index that records use. The source may be dropped afterwards.
   int add_weight(Format format, int64_t n, int64_t k, const uint8_t* source);

@@ -57,6 +57,9 @@ class EngineArgs:
     async_scheduling: bool = option(
         True, "plan one step ahead of the results (off for debugging)", group="scheduler"
     )
+    packed_cache: bool = option(
+        True, "keep weights as the CPU's kernels read them in the cache folder", group="device"
+    )
     backend: str = option("auto", "auto, native or reference", group="device")
     threads: int | None = option(
         None, "compute threads (default: the cores this process may use)", group="device"

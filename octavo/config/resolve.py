@@ -61,6 +61,7 @@ class EngineConfig:
     max_num_batched_tokens: int
     max_num_queued_reqs: int
     async_scheduling: bool
+    packed_cache: bool
     backend: str
     threads: int
     isa: str | None
@@ -123,6 +124,7 @@ def resolve(args: EngineArgs, machine: Machine, model: ModelFacts) -> EngineConf
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_num_queued_reqs=args.max_num_queued_reqs,
         async_scheduling=args.async_scheduling,
+        packed_cache=args.packed_cache,
         backend=backend,
         threads=threads,
         isa=args.isa,

@@ -117,7 +117,13 @@ def load_backend(config: EngineConfig, model: OpenModel, limits: BackendLimits) 
         return reference.load(model.program, model.weights, limits)
     from octavo.backends import native
 
-    return native.load(model.program, model.weights, limits, isa=config.isa)
+    return native.load(
+        model.program,
+        model.weights,
+        limits,
+        isa=config.isa,
+        packed=native.Packed.of(model.checkpoint.local_id) if config.packed_cache else None,
+    )
 
 
 def make_scheduler(config: EngineConfig, model: OpenModel) -> Scheduler:

@@ -121,6 +121,15 @@ class Checkpoint:
                 os.close(fd)
         return digest.hexdigest()
 
+    @property
+    def local_id(self) -> str:
+        """The content id and the files' times: for what this machine keeps for itself.
+
+        It also changes when somebody edits bytes that the content id does not look at.
+        """
+        times = " ".join(str(stamp.mtime_ns) for stamp in self._stamps.values())
+        return f"{self.content_id} {times}"
+
     @cached_property
     def generation_config(self) -> dict[str, Any]:
         """generation_config.json, or {} where there is none (GGUF has none)."""

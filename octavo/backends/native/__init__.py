@@ -2,12 +2,14 @@
 
 from octavo.backends.native.backend import NativeBackend, load
 from octavo.backends.native.ceilings import Ceilings, measure_ceilings
+from octavo.backends.native.kept import Packed
 from octavo.backends.native.library import ISAS, best_isa, load_library
 
 __all__ = [
     "ISAS",
     "Ceilings",
     "NativeBackend",
+    "Packed",
     "best_isa",
     "load",
     "load_library",

@@ -19,6 +19,7 @@ from octavo.backends.api import (
     SampleOutput,
     WeightSource,
 )
+from octavo.backends.native.kept import Packed
 from octavo.backends.native.library import (
     FORMATS,
     Batch,
@@ -34,6 +35,7 @@ from octavo.base.errors import EngineError, EngineStartError, UnsupportedModelEr
 from octavo.base.step import NOT_SAMPLED, TokenLogprobs
 from octavo.program.ops import Embed, Linear
 from octavo.program.program import Program
+from octavo.weights.packed import PackedWriter
 from octavo.weights.quant import dequantize
 
 _KV_TYPES = {"bfloat16": 0, "int8": 1}  # csrc/kv.h: KvType
@@ -45,12 +47,16 @@ def load(
     limits: BackendLimits,
     *,
     isa: str | None = None,
+    packed: Packed | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> NativeBackend:
-    """Plan the memory, take it, pack the weights in parallel. progress(done, total) in bytes."""
+    """Plan the memory, take it, pack the weights in parallel. progress(done, total) in tensors.
+
+    packed: where packed weights are kept from start to start; None: they are packed anew.
+    """
     library = load_library()
     chosen = select_isa(library, isa)
-    return NativeBackend(library, chosen, program, weights, limits, progress)
+    return NativeBackend(library, chosen, program, weights, limits, packed, progress)
 
 
 def _pointer(array: NDArray[Any]) -> int:
@@ -73,6 +79,7 @@ class NativeBackend:
         program: Program,
         weights: WeightSource,
         limits: BackendLimits,
+        packed: Packed | None,
         progress: Callable[[int, int], None] | None,
     ) -> None:
         self.isa = isa
@@ -89,8 +96,9 @@ class NativeBackend:
             text = library.octavo_last_error().decode()
             raise EngineStartError(f"the native backend cannot take its memory: {text}")
         self._scratch_bytes = int(library.octavo_scratch_bytes(self._model))
+        self._writer: PackedWriter | None = None
         try:
-            self._load(weights, progress)
+            self._load(weights, packed, progress)
         except BaseException:
             self.close()
             raise
@@ -147,28 +155,42 @@ class NativeBackend:
             weight_bytes=weight_bytes,
         )
 
-    def _load(self, weights: WeightSource, progress: Callable[[int, int], None] | None) -> None:
+    def _load(
+        self,
+        weights: WeightSource,
+        packed: Packed | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
         tensors = self._program.tensors
+        kept = None
+        if packed is not None:
+            kept = packed.entry(self._library, self._model, self._program, weights)
+        brought = kept is not None and kept.read()
         matrices: dict[str, int] = {}
         vectors: dict[str, int] = {}
         for name, frequencies in self._lowered.frequencies.items():
             exact = np.asarray(frequencies, np.float64)
             high = exact.astype(np.float32)
             pairs = np.stack((high, (exact - high).astype(np.float32)), axis=1)
-            vectors[name] = self._add_vector(pairs)
+            vectors[name] = self._add_vector(pairs, pairs.size)
         for done, tensor in enumerate(tensors):
-            raw = weights.read(tensor.name)
+            raw = None if brought else weights.read(tensor.name)
             dtype = weights.dtype(tensor.name)
             if tensor.name in self._matrices:
                 rows, width = tensor.shape
+                source = None if raw is None else _pointer(raw)
                 index = self._library.octavo_add_weight(
-                    self._model, FORMATS[dtype], rows, width, _pointer(raw)
+                    self._model, FORMATS[dtype], rows, width, source
                 )
                 matrices[tensor.name] = self._checked(index)
             else:
-                vectors[tensor.name] = self._add_vector(dequantize(raw, dtype, tensor.shape))
+                values = None if raw is None else dequantize(raw, dtype, tensor.shape)
+                size = int(np.prod(tensor.shape))
+                vectors[tensor.name] = self._add_vector(values, size)
             if progress is not None:
                 progress(done + 1, len(tensors))
+        if kept is not None and not brought:
+            self._writer = kept.write()
         for which, stages in enumerate((self._lowered.forward, self._lowered.sample)):
             records = write_tape(stages, self._lowered.layout, matrices, vectors)
             array = (Record * len(records))(*records)
@@ -176,11 +198,12 @@ class NativeBackend:
                 self._library.octavo_set_tape(self._model, which, c.byref(array), len(records))
             )
 
-    def _add_vector(self, values: NDArray[Any]) -> int:
+    def _add_vector(self, values: NDArray[Any] | None, size: int) -> int:
+        if values is None:  # it is in place already
+            return self._checked(self._library.octavo_add_vector(self._model, None, size))
         flat = np.ascontiguousarray(values, np.float32).ravel()
-        return self._checked(
-            self._library.octavo_add_vector(self._model, _pointer(flat), flat.size)
-        )
+        assert flat.size == size
+        return self._checked(self._library.octavo_add_vector(self._model, _pointer(flat), size))
 
     def _checked(self, code: int) -> int:
         if code < 0:
@@ -300,6 +323,9 @@ class NativeBackend:
         }
 
     def close(self) -> None:
+        writer = getattr(self, "_writer", None)
+        if writer is not None:
+            writer.close()
         model, self._model = getattr(self, "_model", None), None
         if model:
             self._library.octavo_model_free(model)
