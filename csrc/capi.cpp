@@ -123,6 +123,7 @@ OCTAVO_API int32_t octavo_set_row(Model* model, int32_t row, const RowArguments*
     r.min_len = a->min_len;
     r.num_logprobs = a->num_logprobs;
     r.seed = a->seed;
+    r.counts.clear();
     r.stop_ids.assign(a->stop_ids, a->stop_ids + a->stops);
     r.bias_ids.assign(a->bias_ids, a->bias_ids + a->biases);
     r.bias.assign(a->bias, a->bias + a->biases);

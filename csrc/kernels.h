@@ -9,6 +9,7 @@
 
 namespace octavo {
 
+constexpr int64_t kScanRun = 64;  // values per partial result of a pass over a vocabulary
 constexpr int64_t kSpan = 128;  // keys per attention span, at positions that are multiples
 
 // What queries found in some keys: out = Σ e^(score − max) · value, sum = Σ e^(score − max), and
@@ -50,8 +51,16 @@ struct Kernels {
   void (*attend_span)(const SpanCall& call);
   // into = into and from together; spans are joined in the order of their keys.
   void (*join_spans)(const Partial& into, const Partial& from, int64_t queries, int64_t dim);
-  // out[i] = exp(x[i] - top); values far below give 0.
-  void (*exp_all)(const float* x, int64_t n, float top, float* out);
+  // Sampling, over whole vocabularies. scan: the largest of every kScanRun values; whether all are
+  // finite. weigh: out[i] = exp((x[i] − top) · scale), and the sum of every kScanRun of them.
+  // select: the ids, ascending, of values in [least, most]; returns how many. ids has room for
+  // n + 16. cut: which of `bins` equal parts of values below `high` each is in, 1 / scale wide, the
+  // last one without end. keep: weights of values below least to 0, and the sums as they are then.
+  bool (*scan)(const float* x, int64_t n, float* tops);
+  void (*weigh)(const float* x, int64_t n, float top, float scale, float* out, float* sums);
+  int64_t (*select)(const float* x, int64_t n, float least, float most, int32_t* ids);
+  void (*cut)(const float* x, int64_t n, float high, float scale, int32_t bins, int32_t* out);
+  void (*keep)(const float* x, int64_t n, float least, float* weight, float* sums);
   // Multiplies int8 codes in registers `loops` times; returns how many products that were.
   int64_t (*burn)(int64_t loops);
   // For a set with a matrix unit, else null. leave: what a thread calls when it ends its part of a

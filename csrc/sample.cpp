@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <utility>
 
 #include "kernels.h"
 
@@ -11,40 +13,42 @@ namespace octavo {
 namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr float kLeast = std::numeric_limits<float>::lowest();  // −∞ is what masks leave
 
+// What one row's processing works on.
 struct Scratch {
-  float* weight;    // [vocab] exp(logit − top)
-  float* raw;       // [vocab] the logits before processing, for log-probabilities
-  int32_t* count;   // [vocab] zero between calls
+  float* weight;  // [vocab] exp((logit − top) / temperature)
+  float* raw;     // [vocab] the logits before processing, for log-probabilities
+  int32_t* ids;   // [vocab + 16] candidates
+  float* tops;    // [runs] the largest logit of every kScanRun
+  float* sums;    // [runs] their weights
 };
 
+int64_t runs_of(int64_t vocab) { return (vocab + kScanRun - 1) / kScanRun; }
+
 Scratch split(void* scratch, int64_t vocab) {
-  auto* floats = static_cast<float*>(scratch);
-  return {floats, floats + vocab, reinterpret_cast<int32_t*>(floats + 2 * vocab)};
-}
-
-bool all_finite(const float* x, int64_t n) {
-  bool finite = true;
-  for (int64_t i = 0; i < n; ++i) finite &= std::fabs(x[i]) <= std::numeric_limits<float>::max();
-  return finite;
-}
-
-// The largest value; of equal ones the lowest id. −1 if everything is −∞.
-int32_t arg_max(const float* x, int64_t n) {
-  float top = kNone;
-  for (int64_t i = 0; i < n; ++i) top = std::max(top, x[i]);
-  if (top == kNone) return -1;
-  for (int64_t i = 0; i < n; ++i) {
-    if (x[i] == top) return static_cast<int32_t>(i);
-  }
-  return -1;
+  Scratch s;
+  s.weight = static_cast<float*>(scratch);
+  s.raw = s.weight + vocab;
+  s.ids = reinterpret_cast<int32_t*>(s.raw + vocab);
+  s.tops = reinterpret_cast<float*>(s.ids + vocab + 16);
+  s.sums = s.tops + runs_of(vocab);
+  return s;
 }
 
 void mask(const RowSampling& p, float* logits, int64_t vocab, const int32_t* history,
           int32_t length) {
   if (!p.allowed.empty()) {
-    for (int64_t i = 0; i < vocab; ++i) {
-      if (!(p.allowed[static_cast<size_t>(i / 32)] >> (i % 32) & 1u)) logits[i] = kNone;
+    for (int64_t i = 0; i < vocab; i += 32) {
+      const uint32_t word = p.allowed[static_cast<size_t>(i / 32)];
+      const int64_t n = std::min<int64_t>(32, vocab - i);
+      if (word == 0) {
+        std::fill(logits + i, logits + i + n, kNone);
+      } else {
+        for (int64_t j = 0; j < n; ++j) {
+          if (!(word >> j & 1u)) logits[i + j] = kNone;
+        }
+      }
     }
   }
   int32_t begin = 0;
@@ -62,80 +66,119 @@ void mask(const RowSampling& p, float* logits, int64_t vocab, const int32_t* his
   for (size_t i = 0; i < p.bias_ids.size(); ++i) logits[p.bias_ids[i]] += p.bias[i];
 }
 
-void penalise(const RowSampling& p, float* logits, const int32_t* history, int32_t length,
-              int32_t* count) {
+void penalise(RowSampling& p, float* logits, const int32_t* history, int32_t length) {
   if (p.repetition == 1.0f && p.presence == 0.0f && p.frequency == 0.0f) return;
-  constexpr int32_t seen = 1 << 30;
-  for (int32_t i = 0; i < length; ++i) {
-    const int32_t id = history[i];
-    if (!(count[id] & seen)) {
-      float& x = logits[id];
-      x = x > 0.0f ? x / p.repetition : x * p.repetition;
-      count[id] |= seen;
-    }
-    if (i >= p.prompt_len) ++count[id];
+  p.counts.follow(history, length, p.prompt_len);
+  for (const TokenCounts::Entry& entry : p.counts.entries()) {
+    float& x = logits[entry.id];
+    x = x > 0.0f ? x / p.repetition : x * p.repetition;
+    if (entry.times == 0) continue;
+    x -= p.frequency * static_cast<float>(entry.times);
+    x -= p.presence;
   }
-  for (int32_t i = p.prompt_len; i < length; ++i) {
-    const int32_t id = history[i], times = count[id] & ~seen;
-    if (times == 0) continue;  // done at its first occurrence
-    logits[id] -= p.frequency * static_cast<float>(times);
-    logits[id] -= p.presence;
-    count[id] = seen;
-  }
-  for (int32_t i = 0; i < length; ++i) count[history[i]] = 0;
 }
 
-// Floats as unsigned numbers of the same order.
-uint32_t ordered(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-// The key of the value at which the running mass, from the largest value down, first reaches
-// `target`: a radix descent over 11, 11 and 10 bits, so nothing is sorted. Equal values count as
-// one. weight null: each value weighs 1.
-uint32_t mass_threshold(const float* x, const float* weight, int64_t n, double target) {
-  constexpr int shifts[3] = {21, 10, 0};
-  constexpr int bits[3] = {11, 11, 10};
-  double bins[1 << 11];
-  uint32_t prefix = 0, prefix_mask = 0;
-  for (int level = 0; level < 3; ++level) {
-    const uint32_t count = 1u << bits[level];
-    std::fill(bins, bins + count, 0.0);
-    for (int64_t i = 0; i < n; ++i) {
-      const uint32_t key = ordered(x[i]);
-      if (x[i] == kNone || (key & prefix_mask) != prefix) continue;
-      bins[key >> shifts[level] & (count - 1)] += weight ? weight[i] : 1.0;
-    }
-    // The bin in which the mass is reached; the lowest one that holds something if it never is.
-    uint32_t bin = count, last = 0;
-    double below = 0.0;
-    while (bin-- > 0) {
-      if (bins[bin] == 0.0) continue;
-      last = bin;
-      if (below + bins[bin] >= target) break;
-      below += bins[bin];
-    }
-    target -= bin == last ? below : below - bins[last];
-    prefix |= last << shifts[level];
-    prefix_mask |= (count - 1) << shifts[level];
-  }
-  return prefix;
-}
-
-void keep_from(float* x, float* weight, int64_t n, uint32_t threshold) {
+// The value at which the running mass of `n` candidates, from the largest value down, first reaches
+// `target`; equal values count as one. By histograms of the values over ever narrower ranges, so
+// nothing is sorted but a last handful. weight null: each candidate weighs 1.
+float mass_threshold(const float* x, const float* weight, const int32_t* ids, int64_t n,
+                     double target) {
+  constexpr int64_t bins = 1024, few = 64;
+  double above = 0.0;
+  float low = std::numeric_limits<float>::infinity(), high = kNone;
   for (int64_t i = 0; i < n; ++i) {
-    if (ordered(x[i]) < threshold) {
-      x[i] = kNone;
-      weight[i] = 0.0f;
+    low = std::min(low, x[ids[i]]);
+    high = std::max(high, x[ids[i]]);
+  }
+  for (;;) {
+    double masses[bins] = {};
+    if (!(low < high)) return low;
+    const double scale = static_cast<double>(bins) / (double{high} - double{low});
+    const auto bin_of = [&](float value) {
+      const auto bin = static_cast<int64_t>((double{high} - double{value}) * scale);
+      return std::clamp<int64_t>(bin, 0, bins - 1);
+    };
+    for (int64_t i = 0; i < n; ++i) {
+      const float value = x[ids[i]];
+      if (value >= low && value <= high) masses[bin_of(value)] += weight ? weight[ids[i]] : 1.0;
     }
+    int64_t bin = 0, last = 0;
+    for (; bin < bins; ++bin) {
+      if (masses[bin] == 0.0) continue;
+      last = bin;
+      if (above + masses[bin] >= target) break;
+      above += masses[bin];
+    }
+    if (bin == bins) above -= masses[last];  // rounding: the mass is reached by the last one
+    // The values in that bin: their range, and themselves while they are few.
+    std::pair<float, float> found[few];
+    int64_t count = 0;
+    float least = high, most = low;
+    for (int64_t i = 0; i < n; ++i) {
+      const float value = x[ids[i]];
+      if (!(value >= low && value <= high) || bin_of(value) != last) continue;
+      least = std::min(least, value);
+      most = std::max(most, value);
+      if (count < few) found[count] = {value, weight ? weight[ids[i]] : 1.0f};
+      ++count;
+    }
+    if (least == most) return least;
+    if (count <= few) {
+      std::sort(found, found + count, [](auto& a, auto& b) { return a.first > b.first; });
+      for (int64_t i = 0; i < count; ++i) {
+        above += found[i].second;
+        if (above >= target) return found[i].first;
+      }
+      return least;
+    }
+    low = least;
+    high = most;
   }
 }
 
-double mass(const float* weight, int64_t n) {
+// mass_threshold over all of x, for when most of it are candidates. `high`: the largest value; below
+// `low` there may be values, but not likely the threshold.
+float wide_threshold(const float* x, const float* weight, int64_t n, float low, float high,
+                     double target, int32_t* ids) {
+  constexpr int32_t bins = 256;
+  constexpr int64_t some = 256, tables = 8;
+  const float scale = static_cast<float>(bins) / (high - low);
+  if (!(scale > 0.0f && scale < 1e30f)) {
+    const int64_t count = kernels().select(x, n, kLeast, high, ids);
+    return mass_threshold(x, weight, ids, count, target);
+  }
+  // Several tables, so that neighbours in one bin need not wait for each other.
+  double masses[tables][bins] = {};
+  int32_t bin[some];
+  for (int64_t i = 0; i < n; i += some) {
+    const int64_t count = std::min(some, n - i);
+    kernels().cut(x + i, count, high, scale, bins, bin);
+    for (int64_t j = 0; j < count; ++j) masses[j % tables][bin[j]] += weight ? weight[i + j] : 1.0;
+  }
+  for (int64_t t = 1; t < tables; ++t) {
+    for (int32_t b = 0; b < bins; ++b) masses[0][b] += masses[t][b];
+  }
+  int32_t found = 0;
+  double above = 0.0;
+  for (; found < bins - 1; ++found) {
+    if (above + masses[0][found] >= target) break;
+    above += masses[0][found];
+  }
+  // The bin's values, by its edges with a margin for rounding, then by the same sums as above.
+  const float width = 1.0f / scale, edge = high - static_cast<float>(found) * width;
+  const float least = found == bins - 1 ? kLeast : edge - 1.5f * width;
+  int64_t count = kernels().select(x, n, least, edge + 0.5f * width, ids), kept = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    float at = (high - x[ids[i]]) * scale;
+    at = std::min(std::max(at, 0.0f), static_cast<float>(bins - 1));
+    if (static_cast<int32_t>(at) == found) ids[kept++] = ids[i];
+  }
+  return mass_threshold(x, weight, ids, kept, target - above);
+}
+
+double mass(const float* weight, const int32_t* ids, int64_t n) {
   double total = 0.0;
-  for (int64_t i = 0; i < n; ++i) total += weight[i];
+  for (int64_t i = 0; i < n; ++i) total += weight[ids[i]];
   return total;
 }
 
@@ -155,89 +198,196 @@ double uniform(uint64_t seed, uint32_t position) {
   return ((c[0] >> 5) * 67108864.0 + (c[1] >> 6)) / 9007199254740992.0;
 }
 
-int32_t draw(const float* weight, int64_t n, double u) {
-  const double target = u * mass(weight, n);
+// Keeps the candidates whose value is at least `least`.
+int64_t keep_from(const float* x, float least, int32_t* ids, int64_t n) {
+  int64_t kept = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (x[ids[i]] >= least) ids[kept++] = ids[i];
+  }
+  return kept;
+}
+
+// The ids of the k largest values, and of those that equal the last of them. s.tops: the runs' maxima.
+int64_t largest(const float* x, int64_t n, int64_t k, float top, const Scratch& s) {
+  const Kernels& kernel = kernels();
+  const int64_t runs = runs_of(n);
+  if (k > runs) {
+    const float lowest = *std::min_element(s.tops, s.tops + runs);
+    const float low = std::max(lowest - 2.0f * (top - lowest), kLeast);
+    const float least = wide_threshold(x, nullptr, n, low, top, static_cast<double>(k), s.ids);
+    return kernel.select(x, n, least, top, s.ids);
+  }
+  // k of the runs' maxima are as large as the k-th largest of them, so at least k values are.
+  std::copy(s.tops, s.tops + runs, s.sums);
+  std::nth_element(s.sums, s.sums + k - 1, s.sums + runs, std::greater<float>());
+  const int64_t count = kernel.select(x, n, std::max(s.sums[k - 1], kLeast), top, s.ids);
+  if (count <= k) return count;
+  const float least = mass_threshold(x, nullptr, s.ids, count, static_cast<double>(k));
+  return keep_from(x, least, s.ids, count);
+}
+
+double sum_of(const float* sums, int64_t runs) {
+  double total = 0.0;
+  for (int64_t r = 0; r < runs; ++r) total += sums[r];
+  return total;
+}
+
+int32_t draw_from(const float* weight, const int32_t* ids, int64_t n, double u) {
+  const double target = u * mass(weight, ids, n);
   double sum = 0.0;
   int32_t last = -1;
   for (int64_t i = 0; i < n; ++i) {
-    if (weight[i] == 0.0f) continue;
-    sum += weight[i];
-    last = static_cast<int32_t>(i);
+    if (weight[ids[i]] == 0.0f) continue;
+    sum += weight[ids[i]];
+    last = ids[i];
     if (sum > target) break;
   }
   return last;
 }
 
-int32_t choose(const RowSampling& p, float* x, int64_t n, int32_t position, float* weight) {
-  if (p.temperature == 0.0f) return arg_max(x, n);
-  float top = kNone;
-  for (int64_t i = 0; i < n; ++i) {
-    x[i] /= p.temperature;
-    top = std::max(top, x[i]);
+// Draws among all tokens: the run first, by the runs' sums.
+int32_t draw_any(const float* weight, const float* sums, int64_t n, double u) {
+  const double target = u * sum_of(sums, runs_of(n));
+  double before = 0.0;
+  int64_t run = 0, last_run = -1;
+  for (; run < runs_of(n); ++run) {
+    if (sums[run] == 0.0f) continue;
+    last_run = run;
+    if (before + sums[run] > target) break;
+    before += sums[run];
   }
-  if (top == kNone || !std::isfinite(top)) return -1;
-  kernels().exp_all(x, n, top, weight);
-  if (p.min_p > 0.0f) {
-    for (int64_t i = 0; i < n; ++i) {
-      if (weight[i] < p.min_p) {
-        x[i] = kNone;
-        weight[i] = 0.0f;
-      }
-    }
+  if (last_run < 0) return -1;
+  if (run == runs_of(n)) before -= sums[last_run];
+  int32_t last = -1;
+  const int64_t begin = last_run * kScanRun, end = std::min(begin + kScanRun, n);
+  for (int64_t i = begin; i < end; ++i) {
+    if (weight[i] == 0.0f) continue;
+    before += weight[i];
+    last = static_cast<int32_t>(i);
+    if (before > target) break;
   }
-  if (p.top_k > 0 && p.top_k < n) {
-    keep_from(x, weight, n, mass_threshold(x, nullptr, n, p.top_k));
-  }
-  if (p.top_p < 1.0f) {
-    keep_from(x, weight, n, mass_threshold(x, weight, n, p.top_p * mass(weight, n)));
-  }
-  return draw(weight, n, uniform(p.seed, static_cast<uint32_t>(position)));
+  return last;
 }
 
-void log_probabilities(const float* raw, int64_t n, int wanted, float* weight, Drawn* out) {
-  float top = kNone;
-  for (int64_t i = 0; i < n; ++i) top = std::max(top, raw[i]);
-  kernels().exp_all(raw, n, top, weight);
-  const double log_sum = top + std::log(mass(weight, n));
-  out->logprob = static_cast<float>(raw[out->token] - log_sum);
-  out->rank = 1;
-  for (int64_t i = 0; i < n; ++i) out->rank += raw[i] > raw[out->token];
-  // The best few by insertion; of equal ones the lowest id first.
-  int found = 0;
-  for (int64_t i = 0; i < n && wanted > 0; ++i) {
-    if (found == wanted && raw[i] <= raw[out->top_id[found - 1]]) continue;
-    int at = found < wanted ? found++ : found - 1;
-    while (at > 0 && raw[i] > raw[out->top_id[at - 1]]) {
-      out->top_id[at] = out->top_id[at - 1];
-      --at;
-    }
-    out->top_id[at] = static_cast<int32_t>(i);
+// s.tops: of x as it is now. Order: min-p, top-k, top-p over the survivors.
+int32_t choose(const RowSampling& p, const float* x, int64_t n, int32_t position, float top,
+               const Scratch& s) {
+  if (p.temperature == 0.0f) {
+    // Of equal ones the lowest id: the first run that has it, its first value.
+    const int64_t run = std::find(s.tops, s.tops + runs_of(n), top) - s.tops;
+    return static_cast<int32_t>(std::find(x + run * kScanRun, x + n, top) - x);
   }
-  out->tops = found;
-  for (int j = 0; j < found; ++j) {
-    out->top[j] = static_cast<float>(raw[out->top_id[j]] - log_sum);
+  const float scale = 1.0f / p.temperature;
+  if (!std::isfinite(scale) || !std::isfinite(top * scale)) return -1;
+  const double u = uniform(p.seed, static_cast<uint32_t>(position));
+  const Kernels& kernel = kernels();
+  const bool few = p.top_k > 0 && p.top_k < n;
+  int64_t count;
+  double total;  // of the weights that top-p is a share of
+  if (few) {
+    count = largest(x, n, p.top_k, top, s);
+    // Their weights alone: gathered, weighed, put where they belong.
+    float values[256], weights[256], sums[256 / kScanRun];
+    for (int64_t i = 0; i < count; i += 256) {
+      const int64_t some = std::min<int64_t>(256, count - i);
+      for (int64_t j = 0; j < some; ++j) values[j] = x[s.ids[i + j]];
+      kernel.weigh(values, some, top, scale, weights, sums);
+      for (int64_t j = 0; j < some; ++j) s.weight[s.ids[i + j]] = weights[j];
+    }
+    if (p.min_p > 0.0f) count = keep_from(s.weight, p.min_p, s.ids, count);
+    total = mass(s.weight, s.ids, count);
+  } else {
+    kernel.weigh(x, n, top, scale, s.weight, s.sums);
+    if (p.min_p <= 0.0f && p.top_p >= 1.0f) return draw_any(s.weight, s.sums, n, u);
+    total = sum_of(s.sums, runs_of(n));
+    // What top-p leaves out weighs less than 1 − top_p together, so nothing that it keeps weighs
+    // less than an n-th of that.
+    const double share = 0.999 * (1.0 - p.top_p) * total / static_cast<double>(n);
+    const float least = p.min_p > 0.0f ? p.min_p : std::max(static_cast<float>(share), 1e-38f);
+    count = kernel.select(s.weight, n, least, 1.0f, s.ids);
+    if (p.min_p > 0.0f) {
+      total = mass(s.weight, s.ids, count);
+    } else if (count > n / 8) {
+      const float low = top + std::log(least) * p.temperature;
+      const float bound = wide_threshold(x, s.weight, n, low, top, p.top_p * total, s.ids);
+      kernel.keep(x, n, bound, s.weight, s.sums);
+      return draw_any(s.weight, s.sums, n, u);
+    }
+  }
+  if (p.top_p < 1.0f && count > 0) {
+    const float least = mass_threshold(x, s.weight, s.ids, count, p.top_p * total);
+    count = keep_from(x, least, s.ids, count);
+  }
+  return draw_from(s.weight, s.ids, count, u);
+}
+
+// raw: the unprocessed logits, of which s.tops may no longer be the maxima.
+void log_probabilities(const float* raw, int64_t n, int wanted, const Scratch& s, Drawn* out) {
+  const Kernels& kernel = kernels();
+  kernel.scan(raw, n, s.tops);
+  const float top = *std::max_element(s.tops, s.tops + runs_of(n));
+  kernel.weigh(raw, n, top, 1.0f, s.weight, s.sums);
+  const double log_sum = top + std::log(sum_of(s.sums, runs_of(n)));
+  const float drawn = raw[out->token];
+  out->logprob = static_cast<float>(drawn - log_sum);
+  int32_t larger = 0;
+  for (int64_t i = 0; i < n; ++i) larger += raw[i] > drawn;
+  out->rank = 1 + larger;
+  out->tops = static_cast<int32_t>(std::min<int64_t>(wanted, n));
+  if (wanted == 0) return;
+  const int64_t count = largest(raw, n, out->tops, top, s);
+  // Of equal ones the lowest id first.
+  std::partial_sort(s.ids, s.ids + out->tops, s.ids + count, [&](int32_t a, int32_t b) {
+    return raw[a] > raw[b] || (raw[a] == raw[b] && a < b);
+  });
+  for (int j = 0; j < out->tops; ++j) {
+    out->top_id[j] = s.ids[j];
+    out->top[j] = static_cast<float>(raw[s.ids[j]] - log_sum);
   }
 }
 
 }  // namespace
 
-int64_t sample_scratch_bytes(int64_t vocab) { return vocab * 12; }
+void TokenCounts::follow(const int32_t* history, int32_t length, int32_t prompt_len) {
+  if (length < known_ || (known_ > 0 && history[known_ - 1] != last_)) clear();
+  for (; known_ < length; ++known_) {
+    last_ = history[known_];
+    const auto [at, fresh] = index_.try_emplace(last_, entries_.size());
+    if (fresh) entries_.push_back({last_, 0});
+    if (known_ >= prompt_len) ++entries_[at->second].times;
+  }
+}
 
-void sample_row(const RowSampling& params, float* logits, int64_t vocab, const int32_t* history,
+void TokenCounts::clear() {
+  known_ = 0;
+  index_.clear();
+  entries_.clear();
+}
+
+int64_t sample_scratch_bytes(int64_t vocab) { return 4 * (3 * vocab + 16 + 2 * runs_of(vocab)); }
+
+void sample_row(RowSampling& params, float* logits, int64_t vocab, const int32_t* history,
                 int32_t length, void* scratch, Drawn* out) {
   const Scratch s = split(scratch, vocab);
   out->token = -1;
   out->tops = 0;
   out->rank = 0;
   out->logprob = 0.0f;
-  if (!all_finite(logits, vocab)) return;
+  const auto scan = [&] { return kernels().scan(logits, vocab, s.tops); };
+  if (!scan()) return;
   const bool report = params.num_logprobs >= 0;
-  if (report) std::memcpy(s.raw, logits, static_cast<size_t>(vocab) * 4);
-  mask(params, logits, vocab, history, length);
-  penalise(params, logits, history, length, s.count);
-  out->token = choose(params, logits, vocab, length, s.weight);
+  if (params.changes_logits()) {
+    if (report) std::memcpy(s.raw, logits, static_cast<size_t>(vocab) * 4);
+    mask(params, logits, vocab, history, length);
+    penalise(params, logits, history, length);
+    scan();  // what is masked is not finite, and may be
+  }
+  const float top = *std::max_element(s.tops, s.tops + runs_of(vocab));
+  if (!std::isfinite(top)) return;
+  out->token = choose(params, logits, vocab, length, top, s);
   if (report && out->token >= 0) {
-    log_probabilities(s.raw, vocab, std::min(params.num_logprobs, kMostLogprobs), s.weight, out);
+    log_probabilities(params.changes_logits() ? s.raw : logits, vocab,
+                      std::min(params.num_logprobs, kMostLogprobs), s, out);
   }
 }
 

@@ -237,7 +237,8 @@ constexpr Kernels tile_kernels() {
   return {
       tile_strip<T>,     quantize_row<Wide>, to_bf16,
       rms_norm<Wide>,    act_mul<Wide>,      attend_span<Wide>,
-      join_spans<Wide>,  exp_all<Wide>,      tile_burn<T>,
+      join_spans<Wide>,  scan<Wide>,         weigh<Wide>,
+      select<Wide>,       cut<Wide>,          keep<Wide>,         tile_burn<T>,
       Configured<T>::release, tile_rows,
   };
 }

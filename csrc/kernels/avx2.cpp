@@ -153,6 +153,27 @@ struct Avx2 {
     return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
   }
   static F pow2(I x) { return {pow2_half(x.a), pow2_half(x.b)}; }
+  // The first n of 16 values, `rest` in the others' place.
+  static F load_or(const float* p, int64_t n, float rest) {
+    if (n == kStrip) return load(p);
+    const F v = load_n(p, n), r = set1(rest);
+    return {_mm256_blendv_ps(r.a, v.a, _mm256_castsi256_ps(mask(n))),
+            _mm256_blendv_ps(r.b, v.b, _mm256_castsi256_ps(mask(n - 8)))};
+  }
+  static uint32_t at_least(F x, F y) {
+    const int a = _mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ));
+    const int b = _mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ));
+    return static_cast<uint32_t>(a | b << 8);
+  }
+  // Towards zero.
+  static I down(F x) { return {_mm256_cvttps_epi32(x.a), _mm256_cvttps_epi32(x.b)}; }
+  static void store_ints(int32_t* p, I v, int64_t n) {
+    _mm256_maskstore_epi32(p, mask(n), v.a);
+    if (n > 8) _mm256_maskstore_epi32(p + 8, mask(n - 8), v.b);
+  }
+  static int64_t write_ids(uint32_t bits, int32_t first, int32_t* ids) {
+    return write_bits(bits, first, ids);
+  }
   static float sum_eight(__m256 v) {
     __m128 x = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     x = _mm_add_ps(x, _mm_movehl_ps(x, x));
@@ -207,7 +228,8 @@ struct Avx2 {
 
 const Kernels kAvx2Kernels = {
     strip<Avx2>,   quantize_row<Avx2>, nullptr, rms_norm<Avx2>, act_mul<Avx2>,
-    attend_span<Avx2>, join_spans<Avx2>, exp_all<Avx2>,
+    attend_span<Avx2>, join_spans<Avx2>, scan<Avx2>,
+    weigh<Avx2>, select<Avx2>, cut<Avx2>, keep<Avx2>,
     burn<Avx2>,
 };
 

@@ -98,6 +98,21 @@ struct Avx512 {
   static F pow2(I a) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(a, _mm512_set1_epi32(127)), 23));
   }
+  // The first n of 16 values, `rest` in the others' place.
+  static F load_or(const float* p, int64_t n, float rest) {
+    return _mm512_mask_loadu_ps(set1(rest), mask(n), p);
+  }
+  static uint32_t at_least(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+  // Towards zero.
+  static I down(F a) { return _mm512_cvttps_epi32(a); }
+  static void store_ints(int32_t* p, I v, int64_t n) { _mm512_mask_storeu_epi32(p, mask(n), v); }
+  // Compressed in a register and stored whole: storing compressed is slow on some CPUs.
+  static int64_t write_ids(uint32_t bits, int32_t first, int32_t* ids) {
+    const I lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const I all = _mm512_add_epi32(lanes, _mm512_set1_epi32(first));
+    _mm512_storeu_si512(ids, _mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), all));
+    return __builtin_popcount(bits);
+  }
   static float sum_eight(__m256 v) {
     __m128 x = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     x = _mm_add_ps(x, _mm_movehl_ps(x, x));

@@ -154,6 +154,29 @@ struct Portable {
     for (int i = 0; i < 16; ++i) r.v[i] = bits_to_float(static_cast<uint32_t>(a.v[i] + 127) << 23);
     return r;
   }
+  // The first n of 16 values, `rest` in the others' place.
+  static F load_or(const float* p, int64_t n, float rest) {
+    F f = set1(rest);
+    std::memcpy(f.v, p, static_cast<size_t>(n) * sizeof(float));
+    return f;
+  }
+  static uint32_t at_least(const F& a, const F& b) {
+    uint32_t bits = 0;
+    for (int i = 0; i < 16; ++i) bits |= static_cast<uint32_t>(a.v[i] >= b.v[i]) << i;
+    return bits;
+  }
+  // Towards zero.
+  static I down(const F& a) {
+    I r;
+    for (int i = 0; i < 16; ++i) r.v[i] = static_cast<int32_t>(a.v[i]);
+    return r;
+  }
+  static void store_ints(int32_t* p, const I& a, int64_t n) {
+    std::memcpy(p, a.v, static_cast<size_t>(n) * sizeof(int32_t));
+  }
+  static int64_t write_ids(uint32_t bits, int32_t first, int32_t* ids) {
+    return write_bits(bits, first, ids);
+  }
   static float sum(F f) {
     for (int width = 8; width > 0; width /= 2) {
       for (int i = 0; i < width; ++i) f.v[i] += f.v[i + width];
@@ -203,7 +226,8 @@ struct Portable {
 
 const Kernels kPortableKernels = {
     strip<Portable>,   quantize_row<Portable>, nullptr, rms_norm<Portable>, act_mul<Portable>,
-    attend_span<Portable>, join_spans<Portable>, exp_all<Portable>,
+    attend_span<Portable>, join_spans<Portable>, scan<Portable>,
+    weigh<Portable>, select<Portable>, cut<Portable>, keep<Portable>,
     burn<Portable>,
 };
 

@@ -1,8 +1,10 @@
 // Row-wise kernels over 16-lane vectors: norms, activations, exponentials. V::sum adds the lanes in
 // a fixed tree (i and i + 8, then + 4, + 2, + 1), so that it does not depend on the compiler.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "../kernels.h"
 
@@ -48,12 +50,89 @@ inline typename V::F exp2_lanes(typename V::F x) {
 }
 
 template <class V>
-void exp_all(const float* x, int64_t n, float top, float* out) {
-  const auto minus_top = V::set1(-top);
-  for (int64_t i = 0; i < n; i += 16) {
-    const int64_t m = n - i < 16 ? n - i : 16;
-    V::store_n(out + i, exp_lanes<V>(V::add(V::load_n(x + i, m), minus_top)), m);
+bool scan(const float* x, int64_t n, float* tops) {
+  constexpr float none = -std::numeric_limits<float>::infinity();
+  // x − x is 0, or a NaN where x is not finite.
+  auto strange = V::fzero();
+  for (int64_t i = 0; i < n; i += kScanRun) {
+    const int64_t end = std::min(i + kScanRun, n);
+    auto top = V::set1(none);
+    for (int64_t j = i; j < end; j += 16) {
+      const auto v = V::load_or(x + j, std::min<int64_t>(16, end - j), none);
+      top = V::max(v, top);
+      if (end - j >= 16) strange = V::add(strange, V::sub(v, v));
+    }
+    for (int64_t j = end - (end - i) % 16; j < end; ++j) {
+      strange = V::add(strange, V::set1(x[j] - x[j]));
+    }
+    tops[i / kScanRun] = V::most(top);
   }
+  return V::sum(strange) == 0.0f;
+}
+
+template <class V>
+void weigh(const float* x, int64_t n, float top, float scale, float* out, float* sums) {
+  constexpr float none = -std::numeric_limits<float>::infinity();
+  const auto minus_top = V::set1(-top);
+  for (int64_t i = 0; i < n; i += kScanRun) {
+    const int64_t end = std::min(i + kScanRun, n);
+    auto sum = V::fzero();
+    for (int64_t j = i; j < end; j += 16) {
+      const int64_t m = std::min<int64_t>(16, end - j);
+      const auto v = exp_lanes<V>(V::mul(V::add(V::load_or(x + j, m, none), minus_top), scale));
+      V::store_n(out + j, v, m);
+      sum = V::add(sum, v);
+    }
+    sums[i / kScanRun] = V::sum(sum);
+  }
+}
+
+template <class V>
+int64_t select(const float* x, int64_t n, float least, float most, int32_t* ids) {
+  const auto low = V::set1(least), high = V::set1(most);
+  int64_t count = 0, i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const auto v = V::load(x + i);
+    const uint32_t hits = V::at_least(v, low) & V::at_least(high, v);
+    if (hits) count += V::write_ids(hits, static_cast<int32_t>(i), ids + count);
+  }
+  for (; i < n; ++i) {
+    if (x[i] >= least && x[i] <= most) ids[count++] = static_cast<int32_t>(i);
+  }
+  return count;
+}
+
+template <class V>
+void cut(const float* x, int64_t n, float high, float scale, int32_t bins, int32_t* out) {
+  const auto top = V::set1(high), last = V::set1(static_cast<float>(bins - 1));
+  for (int64_t i = 0; i < n; i += 16) {
+    const int64_t m = std::min<int64_t>(16, n - i);
+    const auto at = V::mul(V::sub(top, V::load_or(x + i, m, high)), scale);
+    V::store_ints(out + i, V::down(V::min(V::max(at, V::fzero()), last)), m);
+  }
+}
+
+template <class V>
+void keep(const float* x, int64_t n, float least, float* weight, float* sums) {
+  const auto bound = V::set1(least);
+  for (int64_t i = 0; i < n; i += kScanRun) {
+    const int64_t end = std::min(i + kScanRun, n);
+    auto sum = V::fzero();
+    for (int64_t j = i; j < end; j += 16) {
+      const int64_t m = std::min<int64_t>(16, end - j);
+      const auto v = V::less(V::load_n(x + j, m), bound, V::fzero(), V::load_n(weight + j, m));
+      V::store_n(weight + j, v, m);
+      sum = V::add(sum, v);
+    }
+    sums[i / kScanRun] = V::sum(sum);
+  }
+}
+
+// The numbers of the set bits, from `first` on.
+inline int64_t write_bits(uint32_t bits, int32_t first, int32_t* ids) {
+  int64_t count = 0;
+  for (; bits; bits &= bits - 1) ids[count++] = first + __builtin_ctz(bits);
+  return count;
 }
 
 template <class V>

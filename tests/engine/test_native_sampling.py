@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -10,6 +12,7 @@ from octavo.backends import native
 from octavo.backends.api import RowSampling, SampleBatch
 from octavo.backends.native.backend import NativeBackend
 from octavo.backends.reference.sampling import log_probabilities, sample_row
+from tests.engine.test_ops import HERE
 from tests.support.op_programs import Tensors, int32, limits, one_op_program, run_tokens
 
 VOCAB = 1000
@@ -29,6 +32,14 @@ CASES = {
     "top_k": RowSampling(temperature=1.0, top_k=7, seed=9),
     "top_k_1": RowSampling(temperature=1.0, top_k=1, seed=9),
     "top_k_all": RowSampling(temperature=1.0, top_k=VOCAB + 5, seed=9),
+    "top_k_many": RowSampling(temperature=1.5, top_k=600, seed=9),
+    "flat_top_p": RowSampling(temperature=40.0, top_p=0.9, seed=12),
+    "flat_top_p_masked": RowSampling(
+        temperature=40.0, top_p=0.9, seed=12, bad_words=tuple(_ids(i) for i in range(0, 900, 3))
+    ),
+    "min_p_1": RowSampling(temperature=1.0, min_p=1.0, seed=3),
+    "min_p_top_p": RowSampling(temperature=2.0, min_p=0.001, top_p=0.8, seed=3),
+    "masked_top_k": RowSampling(temperature=1.0, top_k=40, allowed_ids=_ids(*range(990)), seed=3),
     "top_p": RowSampling(temperature=1.0, top_p=0.6, seed=4),
     "tiny_top_p": RowSampling(temperature=1.0, top_p=1e-6, seed=4),
     "min_p": RowSampling(temperature=1.3, min_p=0.05, seed=4),
@@ -59,14 +70,18 @@ def logits() -> NDArray[np.float32]:
     values = (4 * rng.standard_normal((ROWS, VOCAB))).astype(np.float32)
     values[1] = np.round(values[1])  # many ties
     values[2] = 0.0
+    values[3] = np.linspace(-3e38, 3e38, VOCAB)  # differences beyond float32
+    values[4, 7], values[4, 8] = 3e38, -3e38
+    values[5] *= 1e-30
     return values
 
 
-@pytest.fixture(scope="module")
-def backend(logits: NDArray[np.float32]) -> NativeBackend:
+@pytest.fixture(scope="module", params=HERE)
+def backend(logits: NDArray[np.float32], request: pytest.FixtureRequest) -> NativeBackend:
     """Each row's "logits" are a row of the embedding table."""
     program = one_op_program(VOCAB, VOCAB, [], "x", {"embed": logits.shape})
-    made = native.load(program, Tensors({"embed": logits}, {}), limits(ROWS))
+    tensors = Tensors({"embed": logits}, {})
+    made = native.load(program, tensors, limits(ROWS), isa=str(request.param))
     assert np.array_equal(run_tokens(made, range(ROWS), ROWS), logits)
     return made
 
@@ -109,6 +124,55 @@ def test_penalties_leave_nothing_behind(backend: NativeBackend) -> None:
     before = _sample(backend, CASES["plain"])[0]
     _sample(backend, CASES["penalties"])
     assert _sample(backend, CASES["plain"])[0] == before
+
+
+def test_counts_that_grow_with_the_history_equal_counts_made_at_once(
+    backend: NativeBackend, logits: NDArray[np.float32]
+) -> None:
+    """Token by token, then back to a shorter and another history, as after a preemption."""
+    params = CASES["penalties"]
+    history = _history()
+    other = history.copy()
+    other[:, 10:] = other[:, 10:] + 1
+    backend.set_row(0, params)
+    plan = [(history, n) for n in (1, 2, 12, 13, 14, 30)] + [(other, 20), (history, 5), (other, 31)]
+    for tokens, length in plan:
+        lens = np.full(ROWS, length, np.int32)
+        got = backend.sample(SampleBatch(int32([0]), tokens, lens)).tokens[0]
+        assert got == sample_row(logits[0], params, tokens[0, :length])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_large_vocabularies_draw_as_the_reference(seed: int) -> None:
+    vocab = 20_011
+    rng = np.random.default_rng(seed)
+    table = (2.5 * rng.standard_normal((8, vocab))).astype(np.float32)
+    table[:, rng.integers(0, vocab, 100)] += 8
+    table[1] = np.round(table[1])
+    program = one_op_program(vocab, vocab, [], "x", {"embed": table.shape})
+    backend = native.load(program, Tensors({"embed": table}, {}), limits(8))
+    run_tokens(backend, range(8), 8)
+    history, lens = np.zeros((8, 16), np.int32), np.full(8, 3, np.int32)
+    kinds = (
+        RowSampling(temperature=0.8),
+        RowSampling(temperature=0.8, top_k=50),
+        RowSampling(temperature=3.0, top_k=5000),
+        RowSampling(temperature=1.0, top_p=0.95),
+        RowSampling(temperature=9.0, top_p=0.95),
+        RowSampling(temperature=1.0, min_p=0.02, top_p=0.9),
+        RowSampling(temperature=2.0, top_k=3000, top_p=0.99, min_p=1e-5),
+    )
+    differ = 0
+    for params in kinds:
+        params = replace(params, seed=seed)
+        for row in range(8):
+            backend.set_row(row, params)
+        got = backend.sample(SampleBatch(int32(range(8)), history, lens)).tokens.tolist()
+        want = [sample_row(table[row], params, history[row, :3]) for row in range(8)]
+        differ += sum(a != b for a, b in zip(got, want, strict=True))
+    backend.close()
+    # A draw that falls between two tokens may round to either.
+    assert differ <= 1
 
 
 def test_draws_follow_the_probabilities() -> None:

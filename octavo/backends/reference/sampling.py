@@ -69,9 +69,9 @@ def survivors(logits: Float32, row: RowSampling) -> Float32:
     """
     with np.errstate(all="ignore"):
         x = logits / np.float32(row.temperature)
-    if not np.isfinite(x.max()):
-        return np.zeros_like(x)
-    weight = np.exp(x - x.max()).astype(np.float32)
+        if not np.isfinite(x.max()):
+            return np.zeros_like(x)
+        weight = np.exp(x - x.max()).astype(np.float32)
     if row.min_p > 0:
         weight[weight < np.float32(row.min_p)] = 0
     if 0 < row.top_k < len(x):
