@@ -80,17 +80,20 @@ void Attention::plan(const AttentionBatch& batch) {
   });
 }
 
-void Attention::run(const AttentionLayer& layer, std::atomic<int64_t>& claim, int thread) {
+uint32_t Attention::run(const AttentionLayer& layer, std::atomic<int64_t>& claim, int thread) {
   const auto count = static_cast<int64_t>(items_.size());
   const auto claimed = [&]() -> const Item* {
     const int64_t i = claim.fetch_add(1, std::memory_order_relaxed);
     return i < count ? &items_[static_cast<size_t>(i)] : nullptr;
   };
   // One item is claimed ahead, so that its first keys are fetched while this one is computed.
+  uint32_t done = 0;
   for (const Item *item = claimed(), *next; item; item = next) {
     next = claimed();
     compute(layer, *item, next, thread);
+    ++done;
   }
+  return done;
 }
 
 int64_t Attention::first_key(const AttentionLayer& layer, const Item& item) const {

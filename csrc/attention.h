@@ -45,9 +45,10 @@ class Attention {
 
   // Cuts a step in items; one thread, before any of the step's layers.
   void plan(const AttentionBatch& batch);
-  // Claims and computes until nothing is left; every thread of the team.
-  void run(const AttentionLayer& layer, std::atomic<int64_t>& claim, int thread);
+  // Claims and computes until nothing is left; every thread of the team. How many items it did.
+  uint32_t run(const AttentionLayer& layer, std::atomic<int64_t>& claim, int thread);
 
+  uint32_t items() const { return static_cast<uint32_t>(items_.size()); }
   int64_t scratch_bytes() const { return scratch_.bytes() + partials_.bytes(); }
 
  private:

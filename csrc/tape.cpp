@@ -97,15 +97,13 @@ void Model::set_tape(int which, const Record* records, int count) {
     if (i == 0 || records[i].new_stage) tape.stages.push_back({i, i});
     tape.stages.back().last = i + 1;
   }
-  tape.claims = std::make_unique<std::atomic<int64_t>[]>(tape.stages.size());
+  tape.progress = std::make_unique<Stage[]>(tape.stages.size());
 }
 
 void Model::replay(int which, const Batch& batch) {
   batch_ = batch;
   Tape& tape = tapes_[which];
-  for (size_t i = 0; i < tape.stages.size(); ++i) {
-    tape.claims[i].store(0, std::memory_order_relaxed);
-  }
+  for (size_t i = 0; i < tape.stages.size(); ++i) tape.progress[i].reset();
   if (which == 0) {
     for (int32_t i = 0; i < batch_.sequences; ++i) {
       std::fill(&token_sequence_[static_cast<size_t>(batch_.seq_start[i])],
@@ -129,7 +127,6 @@ void Model::work(Tape& tape, int thread) {
   auto before = timed ? Clock::now() : Clock::time_point();
   for (size_t stage = 0; stage < tape.stages.size(); ++stage) {
     run_stage(tape, stage, thread);
-    if (stage + 1 < tape.stages.size()) team_.barrier();
     if (timed) {
       const auto now = Clock::now();
       tape.seconds[stage] += std::chrono::duration<double>(now - before).count();
@@ -146,24 +143,32 @@ void Model::stage_times(int which, double* out) {
 }
 
 void Model::run_stage(Tape& tape, size_t stage, int thread) {
-  const Stage s = tape.stages[stage];
-  const Record& first = tape.records[static_cast<size_t>(s.first)];
-  auto& claim = tape.claims[stage];
+  const Part part = tape.stages[stage];
+  const Record& first = tape.records[static_cast<size_t>(part.first)];
+  Stage& progress = tape.progress[stage];
   switch (static_cast<Kind>(first.kind)) {
-    case Kind::linear: return run_linear(first, claim);
-    case Kind::attention: return run_attention(first, claim, thread);
-    case Kind::sample: return run_sample(first, claim, thread);
-    default: break;
+    case Kind::linear: return run_linear(first, progress);
+    case Kind::attention: return run_attention(first, progress, thread);
+    case Kind::sample: return run_sample(first, progress, thread);
+    default: return run_rows(tape, part, progress);
   }
-  const int64_t rows = static_cast<Kind>(first.kind) == Kind::gather ? batch_.gathers : batch_.rows;
+}
+
+void Model::run_rows(const Tape& tape, Part part, Stage& stage) {
+  const auto kind = static_cast<Kind>(tape.records[static_cast<size_t>(part.first)].kind);
+  const int64_t rows = kind == Kind::gather ? batch_.gathers : batch_.rows;
   const int64_t some = rows_per_claim(rows, team_.size());
-  for (int64_t begin; (begin = claim.fetch_add(some)) < rows;) {
-    for (int64_t row = begin; row < std::min(begin + some, rows); ++row) {
-      for (int i = s.first; i < s.last; ++i) {
+  uint32_t mine = 0;
+  for (int64_t begin; (begin = stage.claim.fetch_add(some)) < rows;) {
+    const int64_t end = std::min(begin + some, rows);
+    for (int64_t row = begin; row < end; ++row) {
+      for (int i = part.first; i < part.last; ++i) {
         run_row(tape.records[static_cast<size_t>(i)], static_cast<int32_t>(row));
       }
     }
+    mine += static_cast<uint32_t>(end - begin);
   }
+  stage.finish(mine, static_cast<uint32_t>(rows));
 }
 
 void Model::run_row(const Record& r, int32_t row) {
@@ -251,7 +256,7 @@ void Model::kv_store(const Record& r, int32_t row) {
   }
 }
 
-void Model::run_linear(const Record& r, std::atomic<int64_t>& claim) {
+void Model::run_linear(const Record& r, Stage& stage) {
   LinearCall calls[4];
   int64_t ends[4];
   int count = 0;
@@ -270,14 +275,16 @@ void Model::run_linear(const Record& r, std::atomic<int64_t>& claim) {
     total += linear_tiles(calls[i]);
     ends[i] = total;
   }
-  for (int64_t tile; (tile = claim.fetch_add(1, std::memory_order_relaxed)) < total;) {
+  uint32_t mine = 0;
+  for (int64_t tile; (tile = stage.claim.fetch_add(1, std::memory_order_relaxed)) < total; ++mine) {
     int i = 0;
     while (tile >= ends[i]) ++i;
     linear_tile(calls[i], tile - (i ? ends[i - 1] : 0));
   }
+  stage.finish(mine, static_cast<uint32_t>(total));
 }
 
-void Model::run_attention(const Record& r, std::atomic<int64_t>& claim, int thread) {
+void Model::run_attention(const Record& r, Stage& stage, int thread) {
   const AttentionLayer layer = {
       .pool = pool_.data(),
       .tables = tables(r.n[0]),
@@ -290,18 +297,20 @@ void Model::run_attention(const Record& r, std::atomic<int64_t>& claim, int thre
       .out = at<float>(r.at[0]),
       .stride = int64_t{r.n[2]} * dims_.head_dim,
   };
-  attention_.run(layer, claim, thread);
+  stage.finish(attention_.run(layer, stage.claim, thread), attention_.items());
 }
 
-void Model::run_sample(const Record& r, std::atomic<int64_t>& claim, int thread) {
+void Model::run_sample(const Record& r, Stage& stage, int thread) {
   if (!batch_.drawn) return;
-  for (int64_t i; (i = claim.fetch_add(1)) < batch_.rows;) {
+  uint32_t mine = 0;
+  for (int64_t i; (i = stage.claim.fetch_add(1)) < batch_.rows; ++mine) {
     const int32_t row = batch_.sample_row[i];
     sample_row(rows_[static_cast<size_t>(row)],
                floats(r.at[0], static_cast<int32_t>(i), dims_.vocab), dims_.vocab,
                batch_.row_tokens + row * batch_.row_stride, batch_.row_lens[row],
                scratch_.data() + thread * scratch_bytes_, batch_.drawn + i);
   }
+  stage.finish(mine, static_cast<uint32_t>(batch_.rows));
 }
 
 void Model::logits(const Batch& batch, float* out) {

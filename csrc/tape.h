@@ -1,6 +1,6 @@
 // The tape: a lowered program as flat records over fixed addresses, replayed once per call.
 //
-// Records are grouped in stages; the team meets at a barrier between stages. A stage is
+// Records are grouped in stages; a stage begins when everything in the one before is done. A stage is
 //   rows       one or more row-wise records: a thread claims some rows and runs all of them on each
 //   linear     one activation against up to four weights: a thread claims tiles
 //   attention  a thread claims items, see csrc/attention.h
@@ -41,7 +41,7 @@ enum class Kind : int32_t {
 // Mirrored by octavo/backends/native/lower.py; change both and the ABI version together.
 struct Record {
   int32_t kind;
-  int32_t new_stage;   // 1: the team meets before this record
+  int32_t new_stage;   // 1: a stage begins with this record
   int32_t weight[4];   // linear: weights (−1: none); others: weight[0]
   int32_t vector[4];   // linear: biases (−1: none); others: vector[0]
   int32_t n[8];        // the kind's whole numbers; linear: k, form of act (0: none), accumulate
@@ -104,13 +104,13 @@ class Model {
   int64_t scratch_bytes() const { return scratch_.bytes() + attention_.scratch_bytes(); }
 
  private:
-  struct Stage {
+  struct Part {
     int first, last;  // records [first, last)
   };
   struct Tape {
     std::vector<Record> records;
-    std::vector<Stage> stages;
-    std::unique_ptr<std::atomic<int64_t>[]> claims;
+    std::vector<Part> stages;
+    std::unique_ptr<Stage[]> progress;  // of each stage in this replay
     std::vector<double> seconds;  // by stage; empty: not measured
   };
   struct Replay {
@@ -121,10 +121,11 @@ class Model {
   void replay(int which, const Batch& batch);
   void work(Tape& tape, int thread);
   void run_stage(Tape& tape, size_t stage, int thread);
+  void run_rows(const Tape& tape, Part part, Stage& stage);
   void run_row(const Record& r, int32_t row);
-  void run_linear(const Record& r, std::atomic<int64_t>& claim);
-  void run_attention(const Record& r, std::atomic<int64_t>& claim, int thread);
-  void run_sample(const Record& r, std::atomic<int64_t>& claim, int thread);
+  void run_linear(const Record& r, Stage& stage);
+  void run_attention(const Record& r, Stage& stage, int thread);
+  void run_sample(const Record& r, Stage& stage, int thread);
   void kv_store(const Record& r, int32_t row);
   // The block tables of a group, [row][most blocks].
   const int32_t* tables(int32_t group) const {

@@ -34,7 +34,7 @@ void Team::run(Work work, void* context) {
 void Team::loop(int thread) {
   uint32_t seen = 0;
   for (;;) {
-    wait_change(generation_, seen);
+    wait_until(generation_, [seen](uint32_t value) { return value != seen; });
     seen = generation_.load(std::memory_order_acquire);
     if (stop_) return;
     work_(context_, thread);

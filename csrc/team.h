@@ -1,7 +1,9 @@
 // A persistent team of compute threads. The caller is thread 0.
 //
-// Waiting spins for a bounded time (a step's barriers are microseconds apart) and then sleeps in
-// the kernel, so an idle team costs nothing and a core taken by someone else stalls only its work.
+// Threads meet only where a job begins and ends. Inside, work lies in stages that anybody may finish
+// (see Stage), so a thread whose core the system has taken away holds up the others for no more than
+// the piece it was at. Waiting spins for a bounded time and then sleeps in the kernel: an idle team
+// costs nothing, and a core that waits is free for whoever is missing.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -18,14 +20,41 @@ inline void cpu_pause() {
 #endif
 }
 
-// Waits until `word` differs from `seen`.
-inline void wait_change(const std::atomic<uint32_t>& word, uint32_t seen) {
-  for (int i = 0; i < 4000; ++i) {
-    if (word.load(std::memory_order_acquire) != seen) return;
-    cpu_pause();
+constexpr int kSpins = 1000;  // pauses, of 10 to 40 ns each
+
+// Waits until done(word's value).
+template <class Done>
+void wait_until(const std::atomic<uint32_t>& word, Done&& done) {
+  for (;;) {
+    uint32_t seen;
+    for (int i = 0; i < kSpins; ++i) {
+      seen = word.load(std::memory_order_acquire);
+      if (done(seen)) return;
+      cpu_pause();
+    }
+    word.wait(seen, std::memory_order_acquire);
   }
-  word.wait(seen, std::memory_order_acquire);
 }
+
+// Pieces of work [0, total) that threads claim, and how many of them are done. The pieces of the next
+// stage may begin when all of this one's are done, whoever did them.
+struct alignas(64) Stage {
+  std::atomic<int64_t> claim{0};
+  std::atomic<uint32_t> done{0};
+
+  void reset() {
+    claim.store(0, std::memory_order_relaxed);
+    done.store(0, std::memory_order_relaxed);
+  }
+  // After claiming until nothing was left: books `mine` pieces as done and waits for the others'.
+  void finish(uint32_t mine, uint32_t total) {
+    if (mine > 0 && done.fetch_add(mine, std::memory_order_acq_rel) + mine == total) {
+      done.notify_all();
+      return;
+    }
+    wait_until(done, [total](uint32_t value) { return value == total; });
+  }
+};
 
 class Barrier {
  public:
@@ -39,7 +68,7 @@ class Barrier {
       phase_.store(phase + 1, std::memory_order_release);
       phase_.notify_all();
     } else {
-      wait_change(phase_, phase);
+      wait_until(phase_, [phase](uint32_t value) { return value != phase; });
     }
   }
 
@@ -62,8 +91,6 @@ class Team {
   // Runs work(context, t) on every thread t of the team and returns when all are done. Only one
   // thread may call it at a time.
   void run(Work work, void* context);
-  // For use inside `work`.
-  void barrier() { barrier_.arrive_and_wait(); }
 
  private:
   void loop(int thread);
