@@ -18,4 +18,5 @@ build/sanitized/test_linear
 LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)" \
     ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
     "$python" -m pytest tests/engine/test_ops.py tests/engine/test_native_attention.py \
-    tests/engine/test_native_sampling.py tests/engine/test_engine.py
+    tests/engine/test_native_sampling.py tests/engine/test_native_packed.py \
+    tests/engine/test_native_engine.py tests/engine/test_engine.py

@@ -10,6 +10,7 @@ from octavo.base.outputs import RequestOutput
 from octavo.base.sampling_params import SamplingParams
 from octavo.kv import KvCache
 from octavo.program import KvGroup, KvLayout
+from tests.engine.test_ops import HERE
 from tests.support.engines import open_llm, some_params, some_prompts
 from tests.support.tiny_models import tiny_gemma3_gguf, tiny_llama_gguf
 
@@ -36,28 +37,39 @@ def tokens_of(outputs: list[RequestOutput]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
+@pytest.fixture(scope="module", params=[(isa, "auto") for isa in HERE] + [(HERE[-1], "int8")])
+def kernels(request: pytest.FixtureRequest) -> dict[str, object]:
+    """Instruction set, and how keys and values are held."""
+    isa, kv_cache_dtype = request.param
+    return {"backend": "native", "isa": isa, "kv_cache_dtype": kv_cache_dtype}
+
+
 @pytest.fixture(scope="module")
-def alone(model: Path) -> list[list[int]]:
-    with open_llm(model, backend="native", max_num_batched_tokens=64) as llm:
+def alone(model: Path, kernels: dict[str, object]) -> list[list[int]]:
+    with open_llm(model, max_num_batched_tokens=64, **kernels) as llm:
         pairs = zip(some_prompts(COUNT), some_params(COUNT), strict=True)
         return [tokens_of(llm.generate([p], s, use_tqdm=False))[0] for p, s in pairs]
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_alone_equals_in_company(model: Path, alone: list[list[int]], name: str) -> None:
-    with open_llm(model, backend="native", **CHANGES[name]) as llm:
+def test_alone_equals_in_company(
+    model: Path, kernels: dict[str, object], alone: list[list[int]], name: str
+) -> None:
+    with open_llm(model, **kernels, **CHANGES[name]) as llm:
         outputs = llm.generate(some_prompts(COUNT), some_params(COUNT), use_tqdm=False)
         assert tokens_of(outputs) == alone
 
 
-def test_a_preemption_changes_nothing(model: Path, alone: list[list[int]]) -> None:
-    with open_llm(model, backend="native") as llm:
+def test_a_preemption_changes_nothing(
+    model: Path, kernels: dict[str, object], alone: list[list[int]]
+) -> None:
+    with open_llm(model, **kernels) as llm:
         entry = next(item for item in llm.info.ledger if item.owner == "kv_pool")
         block_bytes = entry.planned // llm.info.num_blocks
         layout_groups = 1 if llm.info.family == "llama" else 6
     longest = max(len(prompt) for prompt in some_prompts(COUNT)) + 20
     pool = block_bytes * layout_groups * (longest // 4 + 8)
-    with open_llm(model, backend="native", kv_cache_memory_bytes=pool) as llm:
+    with open_llm(model, kv_cache_memory_bytes=pool, **kernels) as llm:
         outputs = llm.generate(some_prompts(COUNT), some_params(COUNT), use_tqdm=False)
         assert llm.stats().counters.preemptions > 0
         assert tokens_of(outputs) == alone

@@ -43,6 +43,8 @@ def options(model: Path, **changes: object) -> dict[str, object]:
             "async_scheduling",
             "seed",
             "max_num_queued_reqs",
+            "isa",
+            "kv_cache_dtype",
         )
     }
 
