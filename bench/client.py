@@ -63,7 +63,7 @@ class Completions:
                 "POST",
                 "/v1/completions",
                 content=data,
-                headers={"content-type": "application/json"},
+                headers={"content-type": "application/json", "accept-encoding": "identity"},
             ) as response:
                 if response.status_code != 200:
                     text = (await response.aread()).decode(errors="replace")

@@ -115,7 +115,8 @@ def traffic_figures(
 ) -> dict[str, float]:
     """What users of a server saw. wall_s: from the first arrival to the last reply.
 
-    Only what met the limits counts as goodput; a failed request never does.
+    Only what met the limits counts as goodput; a failed request never does. Times of which there is
+    no sample are left out.
     """
     gaps = [gap for reply in replies for gap in reply.gaps()]
     samples: dict[str, list[float] | list[tuple[float, float]]] = {
@@ -127,6 +128,7 @@ def traffic_figures(
         f"{name}_p{rank}": percentile(found, rank)
         for name, found in samples.items()
         for rank in (50, 99)
+        if found
     }
     return figures | {
         "served_tok_per_s": sum(reply.tokens for reply in replies) / wall_s,

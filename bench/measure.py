@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from client import RequestFailed
 from engines.session import ServerSession
 from figures import Reply, Request, traffic_figures
 from load import random_prompt
@@ -48,7 +49,9 @@ def measure(session: Session, setting: Setting, seed: int) -> dict[str, float]:
 
 
 def decode_rate(reply: Reply) -> float:
-    """Tokens per second after the first."""
+    """Tokens per second after the first. Raises RequestFailed if all came at once."""
+    if not reply.itl_s:
+        raise RequestFailed("all tokens came at once, so that decoding has no time of its own")
     return 1 / reply.itl_s
 
 

@@ -9,7 +9,7 @@ from html import escape
 from statistics import median
 from typing import Any
 
-from figures import Spread, collect, times_better
+from figures import TIMES, Spread, collect, times_better
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "One stream": {
@@ -138,7 +138,8 @@ def to_svg(report: Report) -> str:
     for figure in PLOTTED:
         found = {name: values[figure] for name, values in measured.items() if values.get(figure)}
         if found:
-            panels.append((titles[figure], found))
+            better = "less" if figure.startswith(TIMES) else "more"
+            panels.append((f"{titles[figure]} ({better} is better)", found))
     heights = [HEAD + ROW * len(found) + GAP for _, found in panels]
     # Panels side by side share the height of the taller one.
     bands = [max(heights[i : i + COLUMNS]) for i in range(0, len(panels), COLUMNS)]

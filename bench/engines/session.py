@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -149,12 +150,16 @@ class WorkerSession:
         child = self._process.child
         assert child.stdin is not None and child.stdout is not None
         batch = [{"prompt": list(item.prompt), "tokens": item.tokens} for item in requests]
+        late = threading.Timer(START_S, child.kill)
+        late.start()
         try:
             child.stdin.write(json.dumps(batch) + "\n")
             child.stdin.flush()
             line = child.stdout.readline()
         except BrokenPipeError:
             line = ""
+        finally:
+            late.cancel()
         if not line:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(10)
