@@ -9,7 +9,8 @@ one stream (128 tokens after a prompt of 128; a prompt of 512), 32 streams at on
 tokens each), and open-loop traffic (`bench/load.py`). Prompts are random token ids without a
 shared prefix, replies greedy and of fixed length. Engines with an OpenAI server are measured over
 HTTP, the others in their own process; `octavo bench` and `llama-bench` are the two engines' own
-tools without a server. A start that is not counted comes first, so caches are warm.
+tools without a server, and what runs without one is compared with the former. A start that is not
+counted comes first, so caches are warm.
 
 An engine that cannot be installed, started or asked is left out, and the report says why. Written
 after every round, under --out: peers.json, peers.md, peers.svg. Peers live in build/peers.
@@ -49,7 +50,8 @@ ENGINES: tuple[Engine, ...] = (
     Vllm(),
     OpenVino(),
     Transformers(),
-    OctavoBench(),
+    OctavoBench(bf16=False),
+    OctavoBench(bf16=True),
     LlamaBench(),
 )
 
@@ -166,10 +168,14 @@ def one_round(
 
 
 def _row(engine: Engine, about: About) -> Row:
-    """Compared with octavo's row of the same kind: its own tool, bf16, or the GGUF file."""
-    like = "octavo-bf16" if engine.bf16 else "octavo"
-    baseline = "octavo bench" if about.way == "own tool" else like
-    return Row(engine.name, about.version, about.weights, about.way, about.notes, baseline)
+    """Compared with octavo's row of the same weights, with or without a server as it is itself.
+
+    Where that row lacks a figure (a tool has no start), with octavo's server.
+    """
+    kind = "-bf16" if engine.bf16 else ""
+    server, alone = f"octavo{kind}", f"octavo-bench{kind}"
+    baselines = (server,) if about.way == "HTTP" else (alone, server)
+    return Row(engine.name, about.version, about.weights, about.way, about.notes, baselines)
 
 
 def machine() -> Mapping[str, Any]:

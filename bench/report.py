@@ -43,14 +43,17 @@ NO_RATIO = ("failures", "good_percent")
 
 @dataclass(frozen=True)
 class Row:
-    """One engine. runs: the figures of each round. baseline: the octavo row it is compared with."""
+    """One engine. runs: the figures of each round.
+
+    baselines: octavo's rows that it is compared with; of each figure, the first that has it.
+    """
 
     name: str
     version: str
     weights: str
     way: str
     notes: Sequence[str]
-    baseline: str
+    baselines: Sequence[str]
     runs: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -114,21 +117,23 @@ def _table(report: Report, group: str, columns: Mapping[str, str]) -> list[str]:
 
 
 def cell(report: Report, row: Row, figure: str, values: Sequence[float] | None) -> str:
-    """min–median–max and the ratio to the row's baseline; a dash where nothing was measured."""
+    """min–median–max and how many times as good octavo is; a dash where nothing was measured."""
     if not values:
         return "–"
     text = str(Spread.of(values))
-    ours = report.values(row.baseline).get(figure) if row.baseline != row.name else None
-    if not ours or figure in NO_RATIO:
+    if row.name.startswith("octavo") or figure in NO_RATIO:
+        return text
+    found = (report.values(name).get(figure) for name in row.baselines)
+    ours = next((values for values in found if values), None)
+    if ours is None:
         return text
     return f"{text} **{times_better(figure, ours, values):.2f}×**"
 
 
 # The plot: a panel per figure, a bar per engine (median), a line from minimum to maximum.
-WIDTH, NAME, BAR, VALUE = 460, 110, 240, 90
+WIDTH, NAME, BAR = 470, 125, 240
 ROW, HEAD, GAP, COLUMNS = 20, 34, 18, 2
-COLORS = {"octavo": "#0b6e4f", "octavo-bf16": "#5aa68a", "octavo bench": "#0b6e4f"}
-OTHER = "#9aa0a6"
+OCTAVO, OCTAVO_BF16, OTHER = "#0b6e4f", "#5aa68a", "#9aa0a6"
 
 
 def to_svg(report: Report) -> str:
@@ -167,12 +172,14 @@ def _panel(x: int, y: int, title: str, found: Mapping[str, Sequence[float]]) -> 
     out = [f'<text x="{x}" y="{y + 18}" font-weight="bold">{escape(title)}</text>']
     for index, (name, values) in enumerate(found.items()):
         top, left = y + HEAD + ROW * index, x + NAME
+        color = OTHER
+        if name.startswith("octavo"):
+            color = OCTAVO_BF16 if name.endswith("bf16") else OCTAVO
         low, middle, high = (f(values) * scale for f in (min, median, max))
         text = escape(str(Spread.of([median(values)])).split("–")[1])
         out += [
             f'<text x="{left - 6}" y="{top + 11}" text-anchor="end">{escape(name)}</text>',
-            f'<rect x="{left}" y="{top}" width="{middle:.1f}" height="14" '
-            f'fill="{COLORS.get(name, OTHER)}"/>',
+            f'<rect x="{left}" y="{top}" width="{middle:.1f}" height="14" fill="{color}"/>',
             f'<path d="M{left + low:.1f} {top + 7}H{left + high:.1f}" stroke="#202124"/>',
             f'<text x="{left + high + 6:.1f}" y="{top + 11}">{text}</text>',
         ]

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import octavo
-from engines.api import About, Setting, run
+from engines.api import About, Command, Setting, run
 from engines.session import ServerSession
 from load import OCTAVO_FIELDS
-from measure import DECODE, PROMPT, measure
+from measure import DECODE, EACH, PROMPT, STREAMS, measure
 
 
 class Octavo:
@@ -31,32 +31,37 @@ class Octavo:
 
 
 class OctavoBench:
-    """`octavo bench latency`: the counterpart of llama-bench, without a server."""
+    """`octavo bench`, without a server: the counterpart of llama-bench and in-process engines."""
 
-    name = "octavo bench"
-    bf16 = False
+    def __init__(self, *, bf16: bool) -> None:
+        self.name = "octavo-bench-bf16" if bf16 else "octavo-bench"
+        self.bf16 = bf16
 
     def install(self, setting: Setting) -> About:
         return About(
             octavo.__version__,
-            gguf_format(setting.gguf),
+            "bf16" if self.bf16 else gguf_format(setting.gguf),
             "own tool",
-            frozenset({"latency"}),
-            ("includes the scheduler, sampling and the Python loop",),
+            frozenset({"latency", "throughput"}),
+            ("no HTTP, no text; includes the scheduler, sampling and the Python loop",),
         )
 
     def figures(self, setting: Setting, seed: int) -> dict[str, float]:
-        def bench(inputs: int, outputs: int, figure: str) -> float:
-            command = [sys.executable, "-m", "octavo", "bench", "latency", str(setting.gguf)]
-            command += ["--threads", str(setting.threads), "--num-iters", "1"]
-            command += ["--input-len", str(inputs), "--output-len", str(outputs)]
+        def bench(kind: str, lengths: tuple[int, int], figure: str) -> float:
+            command: Command = [sys.executable, "-m", "octavo", "bench", kind]
+            command += [setting.hf if self.bf16 else setting.gguf, "--num-iters", "1"]
+            command += ["--threads", str(setting.threads), "--num-prompts", str(STREAMS)]
+            command += ["--input-len", str(lengths[0]), "--output-len", str(lengths[1])]
             found = json.loads(run(command, self.name).splitlines()[-1])
             return float(found["results"][figure]["median"])
 
-        return {
-            "decode_tok_per_s": bench(*DECODE, "decode_tok_per_s"),
-            "prompt_tok_per_s": bench(*PROMPT, "prompt_tok_per_s"),
-        }
+        figures: dict[str, float] = {}
+        if "latency" in setting.only:
+            figures["decode_tok_per_s"] = bench("latency", DECODE, "decode_tok_per_s")
+            figures["prompt_tok_per_s"] = bench("latency", PROMPT, "prompt_tok_per_s")
+        if "throughput" in setting.only:
+            figures["streams_tok_per_s"] = bench("throughput", EACH, "generated_tok_per_s")
+        return figures
 
 
 def gguf_format(path: Path) -> str:

@@ -238,18 +238,18 @@ def test_above_one_means_octavo_is_better_whatever_the_figure() -> None:
 # The report --------------------------------------------------------------------------------------
 
 
-def row(name: str, baseline: str, *runs: dict[str, float], way: str = "HTTP") -> Row:
-    return Row(name, "1.0", "Q4_1", way, ("a note",), baseline, list(runs))
+def row(name: str, baselines: list[str], *runs: dict[str, float], way: str = "HTTP") -> Row:
+    return Row(name, "1.0", "Q4_1", way, ("a note",), baselines, list(runs))
 
 
 def report() -> Report:
     ours = [{"decode_tok_per_s": v, "load_s": 1.0} for v in (190.0, 200.0, 210.0)]
     theirs = [{"decode_tok_per_s": v, "load_s": 5.0} for v in (90.0, 100.0, 110.0)]
     rows = (
-        row("octavo", "octavo", *ours),
-        row("llama <cpp>", "octavo", *theirs),
-        row("alone", "octavo bench", {"decode_tok_per_s": 50.0}, way="own tool"),
-        row("failed", "octavo"),
+        row("octavo", ["octavo"], *ours),
+        row("llama <cpp>", ["octavo-bench", "octavo"], *theirs),
+        row("alone", ["octavo-bench"], {"decode_tok_per_s": 50.0}, way="own tool"),
+        row("failed", ["octavo"]),
     )
     options = {"threads": 2, "runs": 3, "traffic": "some traffic"}
     skipped = {"vllm": "not installed: pip said no"}
