@@ -1,5 +1,6 @@
 # make serve   set everything up and serve the default model on 127.0.0.1:8000
 # make test    set everything up and run the tests
+# make bench   measure octavo alone (bench/alone.py; ARGS='--runs 3')
 # make bench-peers  measure octavo beside other engines (bench/peers.py; ARGS='--runs 3 …')
 # make native  rebuild the native library in the source tree (for work on csrc/)
 
@@ -13,7 +14,7 @@ ARGS ?=
 NATIVE := octavo/backends/native/liboctavo.so
 CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h') CMakeLists.txt
 
-.PHONY: serve test native lint setup bench-peers clean
+.PHONY: serve test native lint setup bench bench-peers clean
 
 serve: $(STAMPS)/install
 	@exec $(BIN)/octavo serve $(MODEL) $(ARGS)
@@ -27,6 +28,9 @@ lint: $(STAMPS)/dev
 	$(BIN)/mypy
 
 setup: $(STAMPS)/install
+
+bench: $(STAMPS)/install
+	$(BIN)/python bench/alone.py $(ARGS)
 
 bench-peers: $(STAMPS)/dev
 	$(BIN)/python bench/peers.py $(ARGS)

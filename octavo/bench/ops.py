@@ -20,6 +20,7 @@ from octavo.backends.api import BackendLimits, ForwardBatch, RowSampling, Sample
 from octavo.base.environment import read_environment
 from octavo.config import EngineArgs, probe_machine, with_environment
 from octavo.engine.model import OpenModel, open_model
+from octavo.program.ops import Linear
 from octavo.weights import Progress, resolve_model
 
 
@@ -48,12 +49,20 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Medians in seconds. forward_s and sample_s are whole calls; stages: by label."""
+    """Medians in seconds. forward_s and sample_s are whole calls; stages: by label.
+
+    linear_ops: of the step's matrices, two per multiply-add.
+    """
 
     shape: StepShape
     forward_s: float
     sample_s: float
     stages: dict[str, float]
+    linear_ops: int
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.sample_s
 
 
 def limits_for(model: OpenModel, threads: int) -> BackendLimits:
@@ -124,7 +133,15 @@ def measure(
             for label, seconds in found.items():
                 stages.setdefault(label, []).append(seconds)
     medians = {label: median(values) for label, values in stages.items()}
-    return StepTimes(shape, median(forward_s), median(sample_s), medians)
+    return StepTimes(shape, median(forward_s), median(sample_s), medians, linear_ops(model, shape))
+
+
+def linear_ops(model: OpenModel, shape: StepShape) -> int:
+    """Operations of a step's matrices: every token through the layers, every row to logits."""
+    program, tokens = model.program, shape.rows * shape.tokens
+    layers = sum(op.n_in * op.n_out for op in program.forward if isinstance(op, Linear))
+    head = sum(op.n_in * op.n_out for op in program.sample if isinstance(op, Linear))
+    return 2 * (layers * tokens + head * shape.rows)
 
 
 def bench_ops(args: EngineArgs, num_iters: int, progress: Progress) -> int:
@@ -161,12 +178,14 @@ def bench_ops(args: EngineArgs, num_iters: int, progress: Progress) -> int:
 
 def table(step: StepTimes, weight_bytes: int, ceilings: native.Ceilings) -> list[str]:
     """Lines for one shape: the two calls, then the stages, the longest first."""
-    shape, total = step.shape, step.forward_s + step.sample_s
+    shape, total = step.shape, step.total_s
     rate = shape.rows * shape.tokens / total
     read_share = weight_bytes / total / ceilings.read_bytes_per_s
+    matrix_share = step.linear_ops / total / ceilings.int8_ops_per_s
     lines = [
         f"{shape}: forward {1e3 * step.forward_s:.2f} ms, sample {1e3 * step.sample_s:.2f} ms, "
-        f"{rate:.0f} tokens/s, {100 * read_share:.0f} % of the memory's rate"
+        f"{rate:.0f} tokens/s, {100 * read_share:.0f} % of the memory's rate, "
+        f"{100 * matrix_share:.0f} % of the int8 rate"
     ]
     for label, seconds in sorted(step.stages.items(), key=lambda item: -item[1]):
         lines.append(f"  {1e3 * seconds:8.3f} ms  {100 * seconds / total:5.1f} %  {label}")
