@@ -44,8 +44,12 @@ OCTAVO_API const char* octavo_last_error() { return last_error.c_str(); }
 
 OCTAVO_API int32_t octavo_detect_isa() { return static_cast<int32_t>(octavo::detect_isa()); }
 
+OCTAVO_API int32_t octavo_isa_available(int32_t isa) {
+  return isa >= 0 && isa < octavo::kIsas && octavo::isa_available(static_cast<octavo::Isa>(isa));
+}
+
 OCTAVO_API int32_t octavo_select_isa(int32_t isa) {
-  if (isa < 0 || isa > octavo_detect_isa()) return -1;
+  if (!octavo_isa_available(isa)) return -1;
   octavo::select_isa(static_cast<octavo::Isa>(isa));
   return 0;
 }

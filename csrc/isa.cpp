@@ -8,6 +8,10 @@
 #endif
 #endif
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 namespace octavo {
 
 #if defined(__x86_64__)
@@ -61,9 +65,20 @@ Isa detect_isa() {
   return best;
 }
 
+bool isa_available(Isa isa) { return isa <= detect_isa(); }
+
 #else
 
-Isa detect_isa() { return Isa::portable; }
+Isa detect_isa() {
+#if defined(__aarch64__) && defined(__linux__)
+  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) return Isa::neon;
+#elif defined(__aarch64__) && defined(__APPLE__)
+  return Isa::neon;  // every one has it
+#endif
+  return Isa::portable;
+}
+
+bool isa_available(Isa isa) { return isa == Isa::portable || isa == detect_isa(); }
 
 #endif
 

@@ -76,6 +76,8 @@ extern const Kernels kAvx512Kernels;
 extern const Kernels kAvx512Bf16Kernels;
 extern const Kernels kAmxKernels;
 extern const Kernels kAmxEmulatedKernels;  // in test programs only
+#elif defined(__aarch64__)
+extern const Kernels kNeonKernels;
 #endif
 
 // The selected set's table.

@@ -92,6 +92,8 @@ void select_isa(Isa isa) {
     static const int64_t rows = measure_tile_rows();
     table->tile_rows() = rows;
   }
+#elif defined(__aarch64__)
+  if (isa == Isa::neon) table = &kNeonKernels;
 #endif
 }
 

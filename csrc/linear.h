@@ -22,12 +22,15 @@ enum class Format : int32_t {
   q4_k = 8, q5_k = 9, q6_k = 10,
 };
 
-enum class Isa : int32_t { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3, amx = 4 };
-constexpr const char* kIsaNames[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx"};
+enum class Isa : int32_t { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3, amx = 4, neon = 5 };
+constexpr const char* kIsaNames[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx", "neon"};
+constexpr int32_t kIsas = 6;
 
 // Best set this CPU and operating system can run (CPUID + XGETBV). avx512 means F+BW+DQ+VL+VNNI;
-// a CPU that has a set has those before it.
+// an x86 CPU that has a set has those before it. neon means with the dot product extension.
 Isa detect_isa();
+// Whether this CPU can run a set.
+bool isa_available(Isa isa);
 // Selects the kernels; called once before packing (layouts may differ between sets).
 void select_isa(Isa isa);
 Isa selected_isa();

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.backends.native import ISAS, best_isa, load_library
+from octavo.backends.native import available_isas, best_isa, load_library
 from octavo.base.environment import read_environment
 from octavo.base.errors import OctavoError
 from octavo.cli.parser import Arguments
@@ -47,8 +47,9 @@ def gather() -> dict[str, Any]:
         "huge pages": machine.huge_pages,
     }
     try:
-        best = best_isa(load_library())
-        facts["instruction sets found"] = list(ISAS[: ISAS.index(best) + 1])
+        library = load_library()
+        best = best_isa(library)
+        facts["instruction sets found"] = list(available_isas(library))
         facts["instruction set chosen"] = environment.isa or best
     except OctavoError as error:
         facts["native library"] = str(error)

@@ -65,7 +65,9 @@ class EngineArgs:
         None, "compute threads (default: the cores this process may use)", group="device"
     )
     isa: str | None = option(
-        None, "force an instruction set: portable, avx2, avx512, avx512_bf16 or amx", group="device"
+        None,
+        "force an instruction set: portable, avx2, avx512, avx512_bf16, amx or neon",
+        group="device",
     )
 
 

@@ -15,7 +15,7 @@ from octavo.config.machine import Machine
 from octavo.program.program import KvLayout
 
 BACKENDS = ("native", "reference")
-ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
+ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "amx", "neon")
 # What each backend can cache keys and values as; the first is what "auto" takes.
 KV_DTYPES_OF = {"native": ("bfloat16", "int8"), "reference": ("float32",)}
 

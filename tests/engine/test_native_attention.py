@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from octavo.backends import native, reference
 from octavo.backends.api import Backend, BackendLimits, ForwardBatch
-from octavo.backends.native import ISAS, best_isa, load_library
+from octavo.backends.native import available_isas, load_library
 from octavo.program import ops as op
 from octavo.program.ops import Buffer, Op, Per
 from octavo.program.program import KvGroup, KvLayout, Program
 from tests.support.op_programs import Tensors, int32, one_op_program
 
-HERE = ISAS[: ISAS.index(best_isa(load_library())) + 1]
+HERE = available_isas(load_library())
 Float32 = NDArray[np.float32]
 LENGTH = 300
 ROWS = 3

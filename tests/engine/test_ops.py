@@ -7,13 +7,13 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo.backends import native, reference
-from octavo.backends.native import ISAS, best_isa, load_library
+from octavo.backends.native import available_isas, load_library
 from octavo.program import ops as op
 from octavo.program.ops import Buffer, Per
 from octavo.weights.quant import BLOCK, dequantize, quantize
 from tests.support.op_programs import Tensors, limits, one_op_program, run_tokens
 
-HERE = ISAS[: ISAS.index(best_isa(load_library())) + 1]
+HERE = available_isas(load_library())
 QUANTISED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
 FORMATS = ("f32", "f16", "bf16", *QUANTISED)
 Float32 = NDArray[np.float32]

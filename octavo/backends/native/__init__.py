@@ -3,13 +3,13 @@
 from octavo.backends.native.backend import NativeBackend, load
 from octavo.backends.native.ceilings import Ceilings, measure_ceilings
 from octavo.backends.native.kept import Packed
-from octavo.backends.native.library import ISAS, best_isa, load_library
+from octavo.backends.native.library import available_isas, best_isa, load_library
 
 __all__ = [
-    "ISAS",
     "Ceilings",
     "NativeBackend",
     "Packed",
+    "available_isas",
     "best_isa",
     "load",
     "load_library",

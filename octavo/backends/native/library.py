@@ -10,7 +10,7 @@ from pathlib import Path
 from octavo.base.errors import ConfigError, EngineStartError
 
 ABI_VERSION = 3
-ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
+ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "amx", "neon")
 FORMATS = {
     name: number
     for number, name in enumerate(
@@ -131,6 +131,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "octavo_abi_version": (c.c_int32, ()),
     "octavo_last_error": (c.c_char_p, ()),
     "octavo_detect_isa": (c.c_int32, ()),
+    "octavo_isa_available": (c.c_int32, (c.c_int32,)),
     "octavo_select_isa": (c.c_int32, (c.c_int32,)),
     "octavo_weight_bytes": (c.c_int64, (c.c_int32, c.c_int64, c.c_int64)),
     "octavo_weight_act": (c.c_int32, (c.c_int32,)),
@@ -193,11 +194,16 @@ def best_isa(library: c.CDLL) -> str:
     return ISAS[library.octavo_detect_isa()]
 
 
+def available_isas(library: c.CDLL) -> tuple[str, ...]:
+    """The instruction sets that this CPU can run, the best one last."""
+    return tuple(isa for i, isa in enumerate(ISAS) if library.octavo_isa_available(i))
+
+
 def select_isa(library: c.CDLL, name: str | None) -> str:
     """Choose the kernels, the best set by default. One choice per process: it is global."""
     chosen = best_isa(library) if name is None else name
     if chosen not in ISAS or library.octavo_select_isa(ISAS.index(chosen)) != 0:
-        have = ISAS[: library.octavo_detect_isa() + 1]
+        have = available_isas(library)
         raise ConfigError(
             "instruction set", value=chosen, limit=f"one this CPU has: {', '.join(have)}"
         )
