@@ -22,6 +22,7 @@ import argparse
 import os
 import platform
 import re
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,7 @@ ENGINES: tuple[Engine, ...] = (
 
 def main() -> int:
     options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is stopped too
     chosen = [engine for engine in ENGINES if engine.name in options.engines]
     traffic = Traffic(rate=options.rate, num_prompts=options.num_prompts)
     name = re.sub(r"[^\w.-]+", "-", options.model)

@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 class Process:
-    """A child in a process group of its own, its output in a log."""
+    """A child in a process group of its own, its output in a log. Whoever starts it stops it."""
 
     def __init__(
         self, command: Sequence[str | Path], log: Path, extra: Mapping[str, str], **more: Any
@@ -110,7 +110,11 @@ class ServerSession:
             async with self._client() as client:
                 return list(await asyncio.gather(*map(client.complete, requests)))
 
-        return asyncio.run(run())
+        try:
+            return asyncio.run(run())
+        except RequestFailed:
+            self._process.check()  # a server that ended says more than a refused connection
+            raise
 
     def serve(self, traffic: Traffic, seed: int) -> tuple[list[Reply], list[str], float]:
         """Open-loop traffic; see `load.drive`."""
@@ -119,7 +123,9 @@ class ServerSession:
             async with self._client() as client:
                 return await drive(client, schedule(traffic, seed))
 
-        return asyncio.run(run())
+        found = asyncio.run(run())
+        self._process.check()
+        return found
 
     def close(self) -> None:
         self._process.stop()

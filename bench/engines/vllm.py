@@ -49,6 +49,7 @@ class Vllm:
             # All cores, one of which it would otherwise keep for its API process.
             "VLLM_CPU_OMP_THREADS_BIND": f"0-{setting.threads - 1}",
             "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CACHE_ROOT": str(setting.peers / self.name / "cache"),  # compiled code
         }
         log = setting.peers / self.name / "server.log"
         session = ServerSession(lambda port: [*serve, "--port", str(port)], "m", FIELDS, log, env)
