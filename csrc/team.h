@@ -20,7 +20,7 @@ inline void cpu_pause() {
 #endif
 }
 
-constexpr int kSpins = 1000;  // pauses, of 10 to 40 ns each
+constexpr int kSpins = 4000;  // pauses, of 10 to 40 ns each
 
 // Waits until done(word's value).
 template <class Done>
@@ -40,7 +40,7 @@ void wait_until(const std::atomic<uint32_t>& word, Done&& done) {
 // stage may begin when all of this one's are done, whoever did them.
 struct alignas(64) Stage {
   std::atomic<int64_t> claim{0};
-  std::atomic<uint32_t> done{0};
+  alignas(64) std::atomic<uint32_t> done{0};  // its own line: who waits must not slow the claims
 
   void reset() {
     claim.store(0, std::memory_order_relaxed);

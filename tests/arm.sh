@@ -14,4 +14,6 @@ bin=$(dirname "${1:-.venv/bin/python}")
     -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER="$compiler" \
     -DCMAKE_BUILD_TYPE=Release -DCMAKE_EXE_LINKER_FLAGS=-static -DOCTAVO_TOOLS=ON >/dev/null
 "$bin/cmake" --build build/arm --target octavo_objects test_linear
-qemu-aarch64-static -cpu max build/arm/test_linear
+# A CPU with the dot product, and one without, which must fall back to plain C++.
+qemu-aarch64-static -cpu neoverse-n1 build/arm/test_linear
+qemu-aarch64-static -cpu cortex-a57 build/arm/test_linear

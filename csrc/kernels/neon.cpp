@@ -20,10 +20,10 @@ struct Neon {
   struct I { int32x4_t v[4]; };
   struct C { uint8x16_t v[4]; };
   static constexpr int quant_rows = 4;
-  static constexpr int float_rows = 2;
+  static constexpr int float_rows = 1;
   static constexpr int pair_rows = 2;
   static constexpr bool bf16 = false;  // whether pairs are held as bf16
-  static constexpr int attention_queries = 2, attention_groups = 1;
+  static constexpr int attention_queries = 4, attention_groups = 1;
   static constexpr int32_t s8_offset = 0;
 
   static F fzero() { return set1(0.0f); }
