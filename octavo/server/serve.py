@@ -44,7 +44,11 @@ def serve(args: EngineArgs, options: ServerArgs, progress: Progress | None = Non
 def _listen(options: ServerArgs) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
-        return socket.create_server((options.host, options.port), family=family, backlog=2048)
+        listening = socket.create_server((options.host, options.port), family=family, backlog=2048)
+        # asyncio sets this on sockets of its own making only; connections inherit it. Without it a
+        # token may wait for the client's acknowledgement of the one before.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"cannot listen on {options.host} port {options.port}: {error}",

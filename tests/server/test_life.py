@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from octavo.config import ServerArgs
+from octavo.server.serve import _listen
 from tests.support.server import Server, serving, start
 
 LONG = {
@@ -231,3 +233,15 @@ def test_a_wrong_option_is_one_line_without_a_traceback(
     assert done.returncode in (1, 2)
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_token_does_not_wait_for_an_acknowledgement() -> None:
+    """Connections inherit TCP_NODELAY: asyncio sets it on sockets of its own making only."""
+    with (
+        _listen(ServerArgs(port=0)) as listening,
+        socket.create_connection(listening.getsockname()) as client,
+    ):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert client.fileno() >= 0
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
