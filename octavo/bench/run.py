@@ -2,7 +2,8 @@
 
 Prompts are random token ids from a fixed seed, replies ignore EOS, so that every run computes the
 same number of tokens. One warm-up run is not counted. Medians with minimum and maximum are given:
-a single time on a shared machine says little.
+a single time on a shared machine says little. One stream is also given as a share of the rate at
+which memory can be read, measured in the same process: every token reads all weights once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from octavo.backends.native import measure_ceilings
 from octavo.base.environment import read_environment
 from octavo.base.sampling_params import RequestOutputKind, SamplingParams
 from octavo.client import AsyncLLM
@@ -66,6 +68,16 @@ async def _bench(options: BenchOptions, args: EngineArgs, progress: Progress) ->
         await _run(llm, options, streams, rng)
         runs = [await _run(llm, options, streams, rng) for _ in range(options.num_iters)]
         info = llm.info
+        results = summarise(options, streams, runs)
+        ceilings = None
+        if info.backend == "native":
+            weights = next(entry.planned for entry in info.ledger if entry.owner == "weights")
+            ceilings = measure_ceilings(info.threads, weights)
+            if streams == 1 and "decode_tok_per_s" in results:
+                share = weights / ceilings.read_bytes_per_s
+                results["decode_share_of_memory_rate"] = {
+                    name: share * value for name, value in results["decode_tok_per_s"].items()
+                }
         return {
             "benchmark": options.kind,
             "model": args.model,
@@ -77,7 +89,8 @@ async def _bench(options: BenchOptions, args: EngineArgs, progress: Progress) ->
                 "load_s": round(load_s, 3),
             },
             "machine": asdict(probe_machine()),
-            "results": summarise(options, streams, runs),
+            "ceilings": None if ceilings is None else asdict(ceilings),
+            "results": results,
         }
     finally:
         await llm.close()
